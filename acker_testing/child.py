@@ -1,6 +1,6 @@
 """Child: a server process on a free port of this machine, which ends with the process that started it.
 
-Decides how it is started, awaited and ended. Its state is gone when it ends.
+Decides how it is started, awaited and ended. Its state is gone when it ends, unless it has a ``--state-dir``.
 """
 
 from __future__ import annotations
@@ -56,12 +56,15 @@ class Child:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                # Ctrl-C is for the process that started it, which then ends this one.
+                # Ctrl-C must reach only the parent process, which then ends the server.
                 start_new_session=True,
             )
 
     def await_ready(self) -> str:
-        """Wait until it serves, and return its address. Raises ImportError if it lacks a package, else RuntimeError."""
+        """Wait until the server serves, and return its address.
+
+        Raises ImportError if the server lacks a package, and RuntimeError if it does not start for any other reason.
+        """
         deadline = time.monotonic() + START_S
         while not self._ready.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -115,7 +118,7 @@ class Child:
         log = self.log.strip()
         if "pip install" in log:
             return ImportError(f"acker_testing.Pipeline: {log.splitlines()[-1]}")
-        return RuntimeError(f"the server did not start within {START_S:g} s: {log or 'its log is empty'}")
+        return RuntimeError(f"the server ended, or was not ready within {START_S:g} s: {log or 'its log is empty'}")
 
 
 def python_path() -> str:

@@ -1,14 +1,17 @@
-"""Spark: jobs tracked and untracked, the same work on both sides, in turn, in one session, with the server beside them.
+"""Compares tracked and untracked Spark jobs.
+
+Both do the same work and take turns in one session. The server runs on the same machine.
 
 The words job: lines of text files are read in Python, split into words, written as Parquet; once with Arrow operators
-and once row by row. Tracked fused (one chain of steps), tracked with hops in between, untracked as a user writes it
-without the acker (a call for reading, a call for splitting), untracked and fused by hand. The trivial job: one bigint,
-source -> operator -> sink, nothing written. A tracked run includes opening and settling its batch, and every record has
-to be ACKED.
+and once row by row. The variants are: tracked as one fused chain; tracked with hops between the steps; untracked, as a
+user writes it without the acker (one call reads, one splits); untracked, with both calls fused by hand. The trivial
+job: one bigint, source -> operator -> sink, nothing written. A tracked run includes opening and settling its batch, and
+every record has to be ACKED.
 
     python -m benchmarks.spark [--quick] [--rounds N]
 
-Prints one JSON object: medians, in seconds and records per second, and the ratios that the targets are about.
+Prints one JSON object: medians, in seconds and records per second, and the speed of the tracked variants relative to
+the untracked ones.
 """
 
 from __future__ import annotations
@@ -133,7 +136,7 @@ def drop(rows: DataFrame) -> None:
 
 
 class Bench:
-    """One session, one server, one source; every tracked job is a batch of it."""
+    """One session, one server, one source. Every tracked job is a batch of the source."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path, size: Size) -> None:
         self.spark = spark
@@ -208,7 +211,7 @@ class Bench:
 
 
 def words_jobs(bench: Bench, kind: str) -> dict[str, Job]:
-    """Fused, with hops, untracked and untracked fused by hand, over Arrow or row by row."""
+    """Return the variants of the words job by name. ``kind``: "arrow" or "rows"."""
     split = arrow_words if kind == "arrow" else row_words
     tracked = partial(bench.tracked, bench.lines, "text string")
     jobs: dict[str, Job] = {
@@ -346,10 +349,12 @@ def _drop(frame: DataFrame) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part of the work: to try it, not for figures")
-    parser.add_argument("--lines", type=int, default=Size().lines, help="of the words job")
-    parser.add_argument("--numbers", type=int, default=Size().numbers, help="of the trivial job")
-    parser.add_argument("--rounds", type=int, default=Size().rounds, help="of each job")
+    parser.add_argument(
+        "--quick", action="store_true", help="do a small part of the work, as a trial; the figures mean nothing"
+    )
+    parser.add_argument("--lines", type=int, default=Size().lines, help="number of lines in the words job")
+    parser.add_argument("--numbers", type=int, default=Size().numbers, help="number of rows in the trivial job")
+    parser.add_argument("--rounds", type=int, default=Size().rounds, help="measured runs of each job")
     options = parser.parse_args()
     size = Size(40_000, 400_000, 1, 1) if options.quick else Size(options.lines, options.numbers, options.rounds)
     print(json.dumps({"machine": machine.describe(), "spark": run(size)}, indent=1))

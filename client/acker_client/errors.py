@@ -32,7 +32,7 @@ class UnknownBatch(AckerError):
 
 
 class Draining(AckerError):
-    """The server takes nothing new: it is about to leave. Place it on another one."""
+    """The server is about to leave and takes no new batches or sources. Place the batch or source on another server."""
 
 
 class Closed(AckerError):

@@ -62,7 +62,7 @@ def make(time: SimulatedTime) -> Callable[..., AckerClient]:
     return client
 
 
-def test_a_batch_goes_to_another_server_than_one_that_drains_and_has_not_met_its_source(
+def test_a_batch_avoids_a_draining_server_that_does_not_know_its_source(
     make: Callable[..., AckerClient], time: SimulatedTime
 ) -> None:
     servers = Servers(2, time)
@@ -130,7 +130,7 @@ def test_a_watch_of_several_servers_does_not_sleep_between_polls() -> None:
     client.open_source("orders")
     slept.clear()
     client.watch(1.1)
-    # A source that sleeps beside its polls hears nothing meanwhile.
+    # A source that sleeps between its polls receives no outcomes in that time.
     assert not slept
     client.close()
 
@@ -162,7 +162,7 @@ def read_and_write(client: AckerClient, pin: Pin, number: int, count: int) -> No
     client.report_pinned(Identity(number, 2), fold(roots, edges), None, (pin,))
 
 
-def test_a_server_that_was_left_out_of_a_batch_does_not_keep_it_and_is_heard_no_more(
+def test_a_server_left_out_of_a_batch_closes_it_and_its_outcomes_are_not_returned_again(
     make: Callable[..., AckerClient], time: SimulatedTime
 ) -> None:
     servers = Servers(2, time)
@@ -179,7 +179,7 @@ def test_a_server_that_was_left_out_of_a_batch_does_not_keep_it_and_is_heard_no_
     assert {verdict for each in watched for verdict in each.outcomes.verdicts.tolist()} == {Verdict.ACKED}
 
 
-def test_outcomes_of_slots_that_went_to_another_server_do_not_make_a_count_wrong() -> None:
+def test_outcomes_of_slots_that_moved_to_another_server_still_count_as_heard() -> None:
     placement = place(View(1, (Member(1, 1, "a:1"), Member(2, 2, "b:1"))), 7, 1, 1)
     votes = BatchVotes(FIRST, 100, placement.replicas)
     roots = root_ids(FIRST, np.arange(100, dtype=np.uint64))

@@ -21,7 +21,10 @@ from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers, liv
 
 
 class Registered(Servers):
-    """Servers that hand out a view, as with ZooKeeper: ``listed``, addresses by id, at ``epoch``; ``away``: ids."""
+    """Servers that serve a view, as with ZooKeeper.
+
+    ``listed``: addresses by id. ``epoch``: that of the view. ``away``: ids of servers that the view lists as AWAY.
+    """
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -91,7 +94,7 @@ def registered() -> Iterator[Registered]:
     servers.close()
 
 
-def test_a_batch_goes_elsewhere_when_a_server_that_never_knew_the_source_drains(servers: Servers) -> None:
+def test_batches_stay_on_the_server_that_knows_the_source_when_the_others_drain(servers: Servers) -> None:
     source = servers.client(replicas=1, spread=1)
     source.open_source("orders")
     (first,) = living_on(source)
@@ -180,7 +183,9 @@ def _placed(*members: Member) -> Any:
 
 
 @pytest.mark.parametrize("later", [Member(1, 10, "elsewhere:1"), Member(1, 11, "s1:1")], ids=["moved", "without state"])
-def test_of_one_report_a_server_gets_each_section_once_whatever_pins_call_it(later: Member) -> None:
+def test_a_server_gets_each_section_of_a_report_once_even_if_its_address_or_generation_differs_between_pins(
+    later: Member,
+) -> None:
     other = Member(2, 20, "s2:1")
     pins = [
         Pin(5, 1, 1, 500, _placed(Member(1, 10, "s1:1"), other)),
@@ -192,7 +197,7 @@ def test_of_one_report_a_server_gets_each_section_once_whatever_pins_call_it(lat
     assert sum(len(share.entries) for share in shares.values()) == 1000
 
 
-def test_a_server_that_tasks_went_on_without_keeps_no_room_for_the_batch(servers: Servers) -> None:
+def test_a_server_that_tasks_left_out_closes_the_batch(servers: Servers) -> None:
     source = servers.client("source")
     source.open_source("orders")
     servers.cut["executor"] = {"s1:1"}
@@ -218,7 +223,7 @@ def test_a_server_that_was_silent_at_the_end_of_a_batch_ends_it_when_it_answers_
     assert later.done() == ALL_ACKED
 
 
-def test_a_process_that_cannot_report_left_out_servers_does_not_leave_out_a_silent_one(servers: Servers) -> None:
+def test_a_report_without_may_leave_does_not_leave_out_a_silent_server(servers: Servers) -> None:
     servers.cut["executor"] = {"s1:1"}
     source = servers.client("source")
     source.open_source("orders")
@@ -228,13 +233,15 @@ def test_a_process_that_cannot_report_left_out_servers_does_not_leave_out_a_sile
         executor.report_pinned(Identity(1, 2), fold(job.roots, job.edges), None, (job.pin,))
 
 
-def test_a_root_emitted_after_its_servers_left_is_lost_once_and_later_roots_go_to_others(servers: Servers) -> None:
+def test_a_root_not_flushed_before_its_server_stops_is_lost_once_and_later_roots_go_to_other_servers(
+    servers: Servers,
+) -> None:
     source = servers.client(replicas=1)
     source.open_source("orders", message_timeout_s=None)
     source.emit()
     pin = source._state().source().pins[-1]
     source.flush()
-    # Not flushed when the server is gone: no server will ever hear of them.
+    # Not flushed before server 1 stops, so it never learns of the roots that are placed on it.
     roots = np.array([source.emit().root_id for _ in range(ROOTS)], np.uint64)
     servers[1].stop()
     ended = Counter[int]()
@@ -256,7 +263,10 @@ def test_a_root_emitted_after_its_servers_left_is_lost_once_and_later_roots_go_t
 
 
 def reported(job: Job) -> tuple[threading.Thread, list[frozenset[int]]]:
-    """Report as a task of ``job`` in a thread. Returns the thread, and the servers that it left out once it is done."""
+    """Report as a task of ``job`` in a thread.
+
+    Returns the thread and a list. When the report is done, the thread adds the ids of the servers that it left out.
+    """
     without: list[frozenset[int]] = []
 
     def work() -> None:
@@ -269,7 +279,7 @@ def reported(job: Job) -> tuple[threading.Thread, list[frozenset[int]]]:
     return thread, without
 
 
-def test_a_server_that_is_away_for_a_planned_restart_is_waited_for_however_long_others_have_answered(
+def test_a_report_waits_longer_than_replica_wait_s_for_a_server_on_planned_restart(
     registered: Registered,
 ) -> None:
     source = registered.client("source")
@@ -289,7 +299,7 @@ def test_a_server_that_is_away_for_a_planned_restart_is_waited_for_however_long_
     assert Counter(job.settle().values()) == ALL_ACKED
 
 
-def test_a_server_is_not_waited_for_after_its_time_away(registered: Registered) -> None:
+def test_a_report_leaves_out_an_away_server_once_the_view_no_longer_lists_it(registered: Registered) -> None:
     source = registered.client("source")
     source.open_source("orders")
     job = Job(source, registered.client(replica_wait_s=1.5))
@@ -326,13 +336,13 @@ def test_a_report_under_way_follows_a_server_that_comes_back_with_its_state_at_a
 
 
 def until_given_up(thread: threading.Thread, client: AckerClient) -> None:
-    """Wait until a server was silent for longer than a replica is waited for, or ``thread`` has left it out."""
+    """Wait until server 1 has been silent for 2 s, which is longer than ``replica_wait_s``, or ``thread`` has ended."""
     caller = client._state().cluster.caller("s1:1")
     while thread.is_alive() and caller.shown_silent_s(float("-inf")) < 2.0:
         thread.join(0.05)
 
 
-def test_an_opening_ends_with_its_budget_where_the_view_lists_only_servers_that_lost_what_they_knew(
+def test_opening_a_batch_gives_up_at_its_budget_when_all_listed_servers_have_lost_their_state(
     registered: Registered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = registered.client(budget_s=0.3)

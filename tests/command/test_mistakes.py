@@ -1,4 +1,4 @@
-"""Mistakes: one sentence each that says what to do, on standard error, and exit status 2."""
+"""A user's mistake ends a command with exit status 2 and one line on standard error, which says what to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_no_servers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert mistaken(capsys, name, *words(name)) == says
 
 
-def test_what_is_no_address(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_is_refused_as_an_address(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, name, *words(name, "--servers", "http://acker:7070"))
     assert said.startswith("servers: 'http://acker:7070' is a URL; write host:port alone")
 
@@ -87,12 +87,12 @@ def test_a_word_too_many(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("id", ["first", "1024", "²"])
-def test_an_id_that_is_none(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_is_not_an_id_is_refused(id: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, "drain", id, "--servers", "127.0.0.1:1")
     assert said == f"{id}: an id is a number from 0 to 1023; `acker ring` shows which there are"
 
 
-def test_a_command_that_there_is_not() -> None:
+def test_an_unknown_command_is_refused() -> None:
     ended = subprocess.run([sys.executable, "-m", "acker_command", "rign"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "acker: rign: no such command; the nearest is ring; `acker --help` lists them all\n"
@@ -119,11 +119,13 @@ def test_help_names_every_option(name: str, capsys: pytest.CaptureFixture[str]) 
         (["--input", "/nowhere/*.txt"], "--input /nowhere/*.txt: no file matches"),
     ],
 )
-def test_what_the_demo_does_not_take(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_of_the_demo_are_refused(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert says in mistaken(capsys, "demo", *words)
 
 
-def test_the_command_demo_says_its_mistakes_as_the_others_do() -> None:
+def test_the_demo_reports_mistakes_like_the_other_commands() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "acker_command", "demo", "--servers", "0"], check=False, capture_output=True, text=True
     )
@@ -131,11 +133,11 @@ def test_the_command_demo_says_its_mistakes_as_the_others_do() -> None:
     assert ran.stderr.startswith("acker demo: Invalid value for '--servers': 0 is not in the range")
 
 
-def test_the_list_of_commands_says_what_each_does_to_the_end() -> None:
+def test_help_does_not_truncate_the_descriptions_of_commands() -> None:
     ran = subprocess.run([sys.executable, "-m", "acker_command", "--help"], check=True, capture_output=True, text=True)
     assert "..." not in ran.stdout.partition("Commands:")[2]
 
 
-def test_a_number_that_is_none_is_named_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_value_that_is_not_a_number_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, "status", "--servers", "127.0.0.1:1", "--interval-s", "soon")
     assert said == "Invalid value for '--interval-s': 'soon' is not a number; `acker status --help` says what it takes"

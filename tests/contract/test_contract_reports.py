@@ -8,7 +8,6 @@ from contract_client import (
     Entry,
     Source,
     ack,
-    column,
     digest,
     edge0,
     fail,
@@ -63,11 +62,11 @@ def test_what_was_applied_before_is_a_duplicate_and_changes_nothing(acker: Acker
     request = message(acker.sender().identity(), entries, entries)
     assert status(acker.apply(request)) == "STATUS_APPLIED"
     assert status(acker.apply(request)) == "STATUS_DUPLICATE"
-    # An ack that counts twice undoes itself: none of these would ever be zero.
+    # An ack that counts twice undoes itself, so no ack val here would ever become 0.
     assert all_acked(source)
 
 
-def test_sections_are_applied_and_duplicate_by_themselves_however_the_report_is_cut(
+def test_each_section_is_applied_or_duplicate_by_itself_however_the_report_is_split(
     acker: Acker, source: Source
 ) -> None:
     entries = fold(acks(source))
@@ -118,7 +117,7 @@ def test_a_sequence_older_than_the_window_is_stale_and_changes_nothing(acker: Ac
 
     assert say(window, reset(root)) == "STATUS_APPLIED"
     assert say(0, ack(root, edge0(root))) == "STATUS_STALE"
-    # The oldest of the window still counts, out of turn.
+    # Sequence 1 is the oldest in the window. It still counts, although a later sequence came first.
     assert say(1, ack(root, edge0(root))) == "STATUS_APPLIED"
     assert source.hear(1) == {root: ACKED}
 
@@ -130,7 +129,7 @@ def test_two_attempts_at_the_same_work_count_once(acker: Acker, source: Source) 
     assert all_acked(source)
 
 
-def test_an_identity_of_one_kind_is_not_one_of_the_other(source: Source) -> None:
+def test_a_sequenced_and_an_unsequenced_identity_with_the_same_numbers_are_different(source: Source) -> None:
     for sequenced, number in ((True, 0), (False, 1)):
         root = source.root(number)
         identity = pb.Identity(high=source.high, low=1000, sequenced=sequenced)
@@ -154,7 +153,6 @@ def test_a_report_is_refused_where_its_entries_do_not_ascend(acker: Acker, sourc
         assert reply.detail.startswith("root_ids: ")
 
 
-def test_columns_are_what_packed_fields_of_another_declaration_would_be(source: Source) -> None:
+def test_folded_entries_are_in_slot_order(source: Source) -> None:
     entries = fold(acks(source))
-    assert column(entry.root for entry in entries) == message(pb.Identity(), entries, entries).root_ids
     assert [slot(entry.root) for entry in entries] == sorted(slot(entry.root) for entry in entries)

@@ -1,4 +1,4 @@
-"""The independent derivation: what each line must give."""
+"""The expected result of each line, which ``expected`` derives without the pipeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LETTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 
 
 def counted_by_hand(line: str) -> Counter[str]:
-    """The dumb twin: one character after the other."""
+    """Count the words of a line character by character, as a simple reference for ``derive``."""
     counts: Counter[str] = Counter()
     word = ""
     for character in line + " ":
@@ -50,12 +50,12 @@ def test_every_line_gives_the_words_that_a_reader_with_a_pencil_would_count(
         assert dict(zip(rows["word"], rows["count"], strict=True)) == counted_by_hand(line)
 
 
-def test_letters_that_fold_to_ascii_are_no_letters_of_a_word(tmp_path: Path) -> None:
+def test_a_non_ascii_letter_that_folds_to_ascii_is_not_part_of_a_word(tmp_path: Path) -> None:
     found = expected.derive(written(tmp_path / "a.txt", ["\u212aelvin \u0130stanbul"]), lambda text: False)
     assert set(found.rows["word"]) == {"elvin", "stanbul"}
 
 
-def test_a_line_is_what_stands_before_a_newline_and_what_stands_after_the_last_one(tmp_path: Path) -> None:
+def test_only_a_newline_or_the_end_of_the_file_ends_a_line(tmp_path: Path) -> None:
     for content, lines in [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"a\r\n\n\x0cb\x85\n", 3)]:
         assert len(corpus.lines_of(content)) == lines
         assert len(list(held(tmp_path / "text", content).lines())) == lines
@@ -73,7 +73,7 @@ def test_poison_is_marked_where_the_faults_say_so(tmp_path: Path) -> None:
     assert found.must_die.tolist() == [False, True, False]
 
 
-def test_a_record_is_placed_by_its_file_and_line(tmp_path: Path) -> None:
+def test_line_of_returns_the_path_and_line_of_a_record(tmp_path: Path) -> None:
     (one,), (other,) = written(tmp_path / "a", ["x", "y"]).paths, written(tmp_path / "b", ["z"]).paths
     text = Corpus((one, other), (2, 1))
     assert [text.line_of(record) for record in range(3)] == [f"{one}:1", f"{one}:2", f"{other}:1"]

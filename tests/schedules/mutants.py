@@ -1,6 +1,6 @@
 """Mutants: clients that break a promise, by name. Each changes one rule of the client in its own process.
 
-Only these know the product from inside; schedules and their oracle do not.
+Only this module uses internals of the client. Schedules and their oracle use its public API.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from acker_protocol.placement import Member
 
 
 def leave_out_alone() -> None:
-    """A process that acks goes on without a server that does not answer it while others do, and tells nobody."""
+    """Leave out a silent server once other replicas have answered a report, although the source has not left it out."""
     excuse = Sending._excuse
 
     def excused(sending: Sending, member: Member) -> str | None:
@@ -42,7 +42,7 @@ def drop_unanswered() -> None:
 
 
 def believe_the_first() -> None:
-    """The first replica that says anything of a root, or is gone, decides."""
+    """Let the first replica that reports a root, or is left out, decide the root's outcome."""
     count = votes.Votes.count_reports
 
     def first(self: votes.Votes, rows: votes.Rows, *given: Any) -> votes.Merged:

@@ -1,4 +1,4 @@
-"""Options: their sources, and an error for each wrong one that names it and the fix."""
+"""Options: where their values come from, and the error for a wrong option, which names the option and the fix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def complaint(arguments: list[str], environment: dict[str, str] | None = None) -
     return str(caught.value)
 
 
-def test_without_flags_and_variables_it_is_the_default_and_bound_to_loopback() -> None:
+def test_the_config_without_flags_and_variables_is_the_default_and_binds_to_loopback() -> None:
     assert config.read([], {}) == Config()
     assert (Config().host, Config().port, Config().http_port) == ("127.0.0.1", 7070, 7071)
 
@@ -69,7 +69,7 @@ def test_the_error_for_a_value_out_of_range_has_the_range(option: dataclasses.Fi
         assert "outside" in said
 
 
-def test_not_a_number_is_in_no_range() -> None:
+def test_nan_is_outside_every_range() -> None:
     assert "outside" in complaint(["--grace-s", "nan"])
 
 
@@ -100,7 +100,7 @@ def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over(
     assert config.read([], environment) == Config()
 
 
-def test_discarding_a_state_without_a_directory_is_an_error() -> None:
+def test_discard_state_without_state_dir_is_an_error() -> None:
     assert "--state-dir" in complaint(["--discard-state"])
 
 
@@ -113,6 +113,6 @@ def test_help_names_every_option() -> None:
 @pytest.mark.parametrize(
     "given", [{"log_level": "loud"}, {"log_format": "xml"}, {"advertise": "nowhere"}, {"host": " "}]
 )
-def test_a_config_that_is_built_in_code_is_checked_as_one_that_is_read(given: dict[str, Any]) -> None:
+def test_a_config_built_in_code_is_checked_like_one_from_flags(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=config.flag(next(iter(given)))):
         Config(**given)

@@ -416,9 +416,7 @@ def test_headers_with_unknown_servers_are_logged_once_and_displace_no_others(
     upstream.ack_anchors(HandedOn(each.replicas, ((6, 6),)) for each in forged)
     run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == [0]
-    said = [
-        message for message in caplog.messages if "servers that are not known here (ids 7; known are 0 at " in message
-    ]
+    said = [message for message in caplog.messages if "servers unknown here (ids 7; known are 0 at " in message]
     assert 1 <= len(said) == len(caplog.messages) <= 10
     upstream.close()
 

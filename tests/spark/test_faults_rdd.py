@@ -1,4 +1,8 @@
-"""RDDs with a Collector: Spark has no check of its own there, and rows can vanish behind the library's back."""
+"""RDDs with a Collector.
+
+For RDDs, Spark does not check that a rerun task gives the same rows, and user code can drop rows without the library's
+knowledge.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,10 @@ def splitting(batch: LiveBatch) -> Callable[[Rows], Rows]:
 
 
 def writing(batch: LiveBatch, folder: Path) -> Callable[[Rows], None]:
-    """One file a task, in place whole or not at all: a task that runs again writes the same file again."""
+    """Return a writer of one file per partition.
+
+    It renames the file into place when complete, and a rerun replaces it.
+    """
     settings = batch.settings
     folder.mkdir()
 
@@ -103,7 +110,9 @@ def test_a_killed_worker_of_a_collector_costs_nothing(live: Start, tmp_path: Pat
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["count", "value", "order"])
-def test_a_collector_run_again_emits_other_children(live: Start, tmp_path: Path, local_dir: Path, how: str) -> None:
+def test_other_children_from_a_rerun_collector_cause_no_false_ack(
+    live: Start, tmp_path: Path, local_dir: Path, how: str
+) -> None:
     batch = live(texts(40))
     settings, write = batch.settings, writing(batch, tmp_path / "out")
 
@@ -122,7 +131,7 @@ def test_a_collector_run_again_emits_other_children(live: Start, tmp_path: Path,
             assert faults.lose_shuffle_file(local_dir)
         write(iter(held))
 
-    # Round robin, as `repartition` of an RDD is: which rows a task gets hangs on their order.
+    # `RDD.repartition` deals rows out round robin, so the order of the rows decides which task gets which row.
     shuffled = batch.df.rdd.mapPartitions(fickle).repartition(6)
     shuffled.foreachPartition(losing)
     assert (tmp_path / "lost").exists()
@@ -131,7 +140,7 @@ def test_a_collector_run_again_emits_other_children(live: Start, tmp_path: Path,
     assert len(batch.verdicts) == 40
 
 
-def test_rows_dropped_behind_the_librarys_back_are_unfinished_by_number(live: Start, tmp_path: Path) -> None:
+def test_only_records_with_rows_dropped_outside_the_library_are_unfinished(live: Start, tmp_path: Path) -> None:
     batch = live(texts(20))
     words = batch.df.rdd.mapPartitions(splitting(batch))
 

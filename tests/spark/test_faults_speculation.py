@@ -1,4 +1,4 @@
-"""A speculative copy of a task: both run to their end and report, and it counts once."""
+"""A task and its speculative copy both run to the end and report. The server counts the report once."""
 
 from __future__ import annotations
 

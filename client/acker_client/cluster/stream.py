@@ -1,4 +1,4 @@
-"""Stream: the emissions of a source, as a sequence of batches that are not held. Pure.
+"""Stream: the emissions of a source, as a sequence of batches opened with ``held=False``. Pure.
 
 Decides the numbers of the next batch, its size, and the batch from which an emission draws its number. No number is
 used twice: each batch begins behind the one before, even if that one could not be opened.
@@ -24,7 +24,9 @@ _OPEN_A_DOUBLING = 256
 
 
 class EmittedBatch(PinnedBatch):
-    """A batch from which emissions draw their numbers until it ``is_closed``. Numbers not drawn by then are no records.
+    """A batch from which emissions draw their numbers until it ``is_closed``.
+
+    Numbers not drawn by then belong to no record.
 
     ``is_placed``: the batch is open at all its members, so other processes may learn of it. ``is_published``: other
     processes can learn from the servers which members were left out of it.
@@ -79,7 +81,8 @@ class EmittedBatch(PinnedBatch):
         return InitScope(self.request.session, self.request.number, ranges)
 
     def is_due(self, member: Member) -> bool:
-        """Whether to ask ``member`` to settle the batch: all inits were answered there or never will be."""
+        """Whether to ask ``member`` to settle the batch: it is closed, all its inits were answered or given up, and
+        ``member`` was not asked yet."""
         return self.is_closed and not self._unanswered_inits and member not in self._asked_to_settle
 
     def asked_to_settle(self, member: Member) -> None:
@@ -92,7 +95,7 @@ class EmittedBatch(PinnedBatch):
 
     @property
     def is_over(self) -> bool:
-        # A watch names only batches that a user has opened.
+        # Keeps a watch from returning this batch as settled: it returns only batches that a user opened.
         return False
 
     @property
@@ -112,7 +115,7 @@ class EmittedBatch(PinnedBatch):
 class Stream:
     """Not thread-safe: the caller holds the source's lock around every method.
 
-    ``base``: the number of the first emission. ``stop``: the first number behind all batches that were drawn from.
+    ``base``: the number of the first emission. ``stop``: the first number after the batches placed so far.
     ``batches``: how many batches were requested so far. ``current``: the batch that emissions draw from.
     """
 

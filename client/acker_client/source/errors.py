@@ -30,11 +30,11 @@ class InputChanged(SourceError):
 
 
 class QueryStopped(SourceError):
-    """The streaming query was stopped before every row of its micro-batch was acked or a dead letter."""
+    """The streaming query was stopped before every row of its micro-batch was acked or became a dead letter."""
 
 
 class TooManyDeadLetters(SourceError):
-    """More records than the share ``max_dead_share`` have used up their retries."""
+    """The share of records that used up their retries is above ``max_dead_share``."""
 
 
 class Broken(SourceError):

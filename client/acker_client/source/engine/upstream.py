@@ -1,4 +1,4 @@
-"""Upstream: acks or fails the trees of other jobs that a source's records came with, once a record is done.
+"""Upstream: when a record is done, acks or fails the anchors from another job that came with it.
 
 Decides that an ack is sent after the record's own outcome and never before. A failed report is sent again under the
 same identity, so that it counts once. An anchor is acked only once. Trees whose report is never sent time out in the
@@ -83,11 +83,11 @@ class UpstreamTrees:
                 else:
                     self._client.report_pinned(identity, entries, None, (pin,), may_leave=True)
             except RETRYABLE as error:
-                log.warning("records that another job handed on could not be acked there yet: %s", error)
+                log.warning("could not deliver a report to another job's servers yet: %s", error)
                 self._not_before_s = self._clock() + PAUSE_S
                 return
             except AckerError as error:
-                log.warning("records that another job handed on time out there: %s", error)
+                log.warning("dropped a report to another job's servers, so its roots time out there: %s", error)
             self._unsent.popleft()
 
     def close(self) -> None:
@@ -118,14 +118,20 @@ class UpstreamTrees:
         self.send()
         while len(self._unsent) > UNSENT_MAX:
             self._unsent.popleft()
-            log.error("too much waits for another job's servers: some of its roots time out, and are replayed there")
+            log.error(
+                "more than %d reports wait for another job's servers: dropped the oldest one, so its roots time out"
+                " there and are replayed",
+                UNSENT_MAX,
+            )
 
     def _meet(self) -> None:
         self._met |= {member.id: member for member in self._client.members()}
 
     def _pin(self, key: Key) -> Pin | None:
-        """Return a pin on the replicas whose servers were ever seen, or None. The client leaves out servers that are
-        gone for good."""
+        """Return a pin on those servers of ``key`` that this client has ever seen; None if it has seen none.
+
+        The client leaves out servers that are gone for good.
+        """
         if not set(key) <= {(each.id, each.generation) for each in self._met.values()}:
             self._meet()
         members = sorted(each for each in self._met.values() if (each.id, each.generation) in key)
@@ -136,9 +142,9 @@ class UpstreamTrees:
             return
         self._said.add(key)
         log.warning(
-            "records were handed on by a job whose trees are on servers that are not known here (ids %s; known are %s):"
-            " they time out there, and are replayed. The servers came back without their state, or the two jobs have"
-            " other servers: give both the same spark.acker.servers",
+            "another job handed on records whose roots are on servers unknown here (ids %s; known are %s), so these"
+            " roots time out there and are replayed. Either these servers lost their state, or the jobs use different"
+            " servers: give both the same spark.acker.servers",
             ", ".join(str(id_) for id_, _ in key) or "none",
             ", ".join(f"{member.id} at {member.address}" for member in sorted(self._met.values())),
         )

@@ -32,11 +32,13 @@ _I64S = types.Array(types.int64, 1, "C")
 def apply_outcomes(  # type: ignore[no-untyped-def]
     roots, verdicts, base, emitted, start, states, record_of, record_start, record_states, records, where
 ):
-    """Apply outcomes to the emissions from ``start`` on. Returns how many counted, and how many roots are foreign.
+    """Apply outcomes to the emissions from ``start`` on.
+
+    Returns the number of outcomes that took effect, and the number of foreign roots.
 
     ``roots: uint64[n]``, ``verdicts: uint8[n]``: the outcomes. ``states: uint8[m]`` (written), ``record_of: int64[m]``:
     the emissions. ``record_states: uint8[k]`` (written): the records from ``record_start`` on. ``records``, ``where``
-    (int64[n], written): for each outcome that counted, its record and its place in ``roots``.
+    (int64[n], written): for each outcome that took effect, its record and its place in ``roots``.
     """
     counted, foreign, size = 0, 0, np.uint64(len(states))
     for i in range(len(roots)):

@@ -1,13 +1,13 @@
-"""Znodes: paths and content of a group's nodes in ZooKeeper, as consumers of old Kafka have them, and the port to
-ZooKeeper. Pure.
+"""Znodes: the paths and contents of a group's nodes, in the layout of old Kafka's consumers, and the interface of a
+ZooKeeper session. Pure.
 
     consumers/GROUP/ids/CONSUMER                ephemeral: a live consumer and its topics
     consumers/GROUP/owners/TOPIC/PARTITION      ephemeral: the consumer that owns the partition
     consumers/GROUP/offsets/TOPIC/PARTITION     persistent: the checkpoint of the partition
     consumers/GROUP/lock                        ephemeral: the run that holds a checkpoint without a group
 
-Topics, partitions and consumers may have any name: characters that ZooKeeper forbids, and "%", become %XX. The topic of
-a partition without one is "@".
+Topics, partitions and consumers may have any name: characters that ZooKeeper forbids, and "%", become %XX. A
+partition without a topic has "@" in the place of TOPIC.
 """
 
 from __future__ import annotations
@@ -175,13 +175,16 @@ def unescaped(element: str) -> str:
 
 
 def name_of(topic: str, number: str) -> str:
-    """Return the partition whose nodes have these names."""
+    """Return the partition whose nodes have paths that end in ``topic``/``number``."""
     return unescaped(number) if topic == NO_TOPIC else f"{unescaped(topic)}/{unescaped(number)}"
 
 
 def consumer_id(group: str, host: str, now_ms: int, chance: int) -> str:
-    """Return an id like old Kafka's, which begins with the group. ZooKeeper must not number it: a client that misses
-    the answer could not recognize its own node. ``chance``: 32 bits."""
+    """Return an id like old Kafka's, which begins with the group. ``chance``: 32 bits.
+
+    The node must not be a sequential one: a client that misses the answer to its create could not recognize its own
+    node.
+    """
     return f"{group}_{host}-{now_ms}-{chance:08x}"
 
 

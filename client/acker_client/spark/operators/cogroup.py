@@ -66,8 +66,8 @@ def cogroup(
     of its parents on either side, as ``[[0, 1], []]`` (None: no row has parents on that side). It may return ``(rows,
     "all")`` if there is at most one row, which descends from all rows of both sides. Each row needs at least one parent
     in a tracked frame, and carries the anchors of all its parents, at most ``parents_max``. Rows that are not named as
-    parents are acked. One of the frames may be a plain table: its rows may be named but are not parents, and keys that
-    only the plain table has are left out.
+    parents are acked. One of the frames may be a plain table. The function may name its rows, but they are ignored as
+    parents. Keys that occur only in the plain table are left out.
     """
     columns = tuple(column_names(keys, "cogroup", "keys"))
     check_declared(schema, "@cogroup", "@cogroup('sku', 'sku string, total int')")
@@ -79,7 +79,7 @@ def cogroup(
         if not takes:
             raise TypeError(
                 f"@cogroup: {chosen!r} is called with (left, right), two pyarrow Tables, or with (key, left, right);"
-                " write a plain function that takes either (of a method, wrap it in one)"
+                " write a plain function that takes one of these (to use a method, wrap it in a function)"
             )
         return Cogroup(function, chosen, columns, schema, on_error, deterministic, parents_max, takes[0] == 3)
 
@@ -153,8 +153,9 @@ class Cogroup:
             taken = reserved(df.columns)
             if taken and not any(df is each for each in tracked):
                 raise ValueError(
-                    f"{self._label}: the plain table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the"
-                    " acker's own (Spark takes names in any case). Rename it; what is to be tracked comes from batch.df"
+                    f"{self._label}: the plain table has a column {taken[0]!r}, and {', '.join(TRACKING)} are"
+                    " reserved for the acker (Spark ignores the case of names). Rename the column. A frame that is to"
+                    " be tracked must come from batch.df"
                 )
         return upstream
 

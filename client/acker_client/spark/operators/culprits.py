@@ -1,4 +1,4 @@
-"""Rows whose function raises: their trees fail, with the exception as reason.
+"""Culprits: fails the trees of rows for which the user's function raised. The exception is the reason.
 
 The reason of a task's first failure includes the traceback. The task itself prints no traceback, because each attempt
 at a record would print it again. The driver logs it once.

@@ -1,9 +1,9 @@
 """Reads the rows of a batch from a user's own DataFrame.
 
-Decides the root ids (by number, as with every source) and the initial edges. The digest of a row enters its initial
-edge, so that two readings of one number with different rows never add up to an ACK. A task that reads other rows than
-were counted fails before it has reported anything. The module ``persisted`` decides where a frame is kept and where its
-rows are placed.
+Decides the root ids (by number, as with every source) and the initial edges. The initial edge of a row includes the
+row's digest. If a number is read twice with different rows, the two readings therefore never add up to an ACK. A task
+that reads other rows than were counted fails before it has reported anything. The module ``persisted`` decides where a
+frame is kept and where its rows are placed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUMBER = "acker_number"
 
 
 class ChosenRows(Protocol):
-    """The numbers from ``start`` up to ``stop`` of a batch, for these rows of one partition.
+    """Rows of one partition that get the numbers ``start`` to ``stop - 1`` of a batch.
 
     ``rows``: int64, ascending positions in ``partition``.
     """
@@ -91,7 +91,7 @@ def rows_of_persisted(persisted: Persisted, slices: Sequence[ChosenRows], column
     numbers = found.column(NUMBER).to_numpy()
     wanted = sum(each.stop - each.start for each in slices)
     if len(numbers) != wanted:
-        raise OtherRows(f"{len(numbers)} rows are there of {wanted}")
+        raise OtherRows(f"{wanted} rows were expected, and {len(numbers)} were found")
     picked = found.drop_columns([NUMBER]).take(pa.array(np.argsort(numbers)))
     return picked.rename_columns(list(columns))
 

@@ -116,8 +116,9 @@ class Sink(Generic[Args, Value]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """The key of a sink call: ``over`` names the sink and its rows, ``given`` holds the other arguments.
+    """The key of a sink call.
 
+    ``over``: names of the sink and its rows. ``given``: the function, the object of a method, and the other arguments.
     Two calls are equal if their arguments are identical or equal. The key holds references to the arguments, so that no
     new object can have the identity of a deleted one.
     """

@@ -1,6 +1,7 @@
 """Kinesis: the lines as records of a stream, in moto's server.
 
-The partition key of a record is ``line:path``. The verifier goes by its sequence number instead.
+The partition key of a record is ``line:path``. The verifier identifies a record by its shard and sequence
+number, not by this key.
 """
 
 from __future__ import annotations
