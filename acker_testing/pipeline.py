@@ -48,8 +48,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result for each record, shown as it was given. ``acked`` and ``dead`` are in the order of the records,
-    ``outcomes`` in the order of their arrival."""
+    """The results of a run. Each record appears as it was given. ``acked`` and ``dead`` are in the order of the
+    records, ``outcomes`` in the order of their arrival."""
 
     acked: list[Any]
     dead: list[Dead]

@@ -28,8 +28,8 @@ class NoAnswerError(Exception):
 class KazooSession:
     """One session. ``client``: add listeners to it before :meth:`start`.
 
-    ``hosts``: host:port,host:port; ``session_s``: seconds; ``digest``: user:password, and then nobody else may read or
-    change the nodes that it makes; ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
+    ``hosts``: host:port,host:port. ``session_s``: seconds. ``digest``: user:password. Only this user may read or change
+    the nodes that the session creates. ``ca``, ``cert``, ``key``: files. With ``ca``, connections are TLS.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Batches: the numbered roots of a source: which are reserved, initialised, and read by a task.
+"""Batches: record which numbered roots of a source are reserved, initialised, or read by a task.
 
 Decides which numbers of a batch count as read, how timeouts become ticks, and which batch has which batch index (14
 bits in each cell of the ledger). Never looks into the ledger; ``state`` combines the two.
@@ -29,7 +29,7 @@ ALL_SLOTS: Column = np.full(16, np.iinfo(np.uint64).max, np.uint64)
 class BatchState:
     """One batch of one source; number 0 is the open stream.
 
-    ``seen`` and ``covered``: bit maps (uint64) of its numbers, those initialised and those that a read task covered.
+    ``seen``: bit map (uint64) of the initialised numbers. ``covered``: bit map of the numbers that a read task covered.
     ``slots``: uint64[16], bit map of the slots on this server. ``roots``: how many of its numbers have a root in these
     slots. ``inits``: how many were initialised. ``idle_at``: the last time at which it had no pending root.
     """
@@ -91,7 +91,7 @@ class BatchState:
         return fresh
 
     def extend(self, slots: Column, roots: int) -> None:
-        """Add ``slots``, a bit map, and their ``roots``. Earlier covers do not hold for the added slots."""
+        """Add ``slots``, a bit map, and their ``roots``. Numbers with roots in these slots are no longer covered."""
         if np.any(self.covered):
             numbers = np.flatnonzero(np.unpackbits(self.covered.view(np.uint8), bitorder="little")).astype(np.uint64)
             kernels.uncover(self.covered, numbers[_within(slots, root_ids(self.first, numbers))])
@@ -105,7 +105,8 @@ class BatchState:
         return int(foreign[0]) if len(foreign) else None
 
     def cover(self, ranges: Column) -> None:
-        """Mark numbers [start, stop) of ``ranges: uint64[k, 2]`` as read: all their emitted roots are initialised."""
+        """Mark numbers [start, stop) of ``ranges: uint64[k, 2]`` as read. Every root that the task emitted for them is
+        initialised."""
         for start, stop in _merged(ranges):
             kernels.cover(self.covered, start, stop)
 
@@ -136,7 +137,7 @@ class BatchState:
     # -- state
 
     def dump(self, now: float) -> dict[str, Any]:
-        """Return JSON fields of the batch: all but its maps, and the length of the maps."""
+        """Return the batch as JSON fields, without ``seen`` and ``covered`` but with their length in words."""
         names = ("number", "index", "first", "up_to", "held", "is_open", "inits")
         return {
             **{name: getattr(self, name) for name in names},
@@ -193,7 +194,7 @@ class Indexes:
     def claim(self, batch: BatchState) -> None:
         """Enter a batch under its index, allocated or restored. Raises ValueError if another batch has the index."""
         if not 0 < batch.index < kernels.INDEXES or batch.index in self._batches:
-            raise ValueError("two batches in it have the same index")
+            raise ValueError("two batches have the same index, or an index is out of range")
         self._batches[batch.index] = batch
 
     def rebuild_free(self) -> None:
@@ -218,8 +219,8 @@ def roots_within(request: OpenBatch, slots: Column) -> int:
 
 
 def limit_ticks(limits: Limits) -> tuple[int, int]:
-    """Return the (message, progress) timeouts in ticks, rounded up. One tick is added, as a stamp may be almost a tick
-    old."""
+    """Return the (message, progress) timeouts in ticks, rounded up. One tick is added, because the tick of a stamp may
+    have begun almost one tick before."""
     return _ticks(limits.message_timeout_ms), _ticks(limits.progress_timeout_ms)
 
 
@@ -248,7 +249,7 @@ def _ticks(timeout_ms: int) -> int:
 
 
 def _merged(ranges: Column) -> list[list[int]]:
-    """Merge ranges that overlap or touch, so that covering takes no longer than the batch has numbers."""
+    """Merge ranges that overlap or touch, so that `cover` visits each number at most once."""
     if not len(ranges):
         return []
     ordered = ranges[np.argsort(ranges[:, 0])]

@@ -273,7 +273,7 @@ class Shard:
         return None if source is None else source.name
 
     def has_outcomes(self, session: int, confirmed: int) -> bool:
-        """Is there news for a watch that confirmed this cursor: outcomes after it, or the end of its session?"""
+        """Whether a watch that confirmed this cursor has news: outcomes after the cursor, or the end of its session."""
         source = self._state.sources.get(session)
         return source is None or source.outbox.cursor > confirmed
 

@@ -108,8 +108,8 @@ class AckerClient:
     def emit(self) -> Anchor:
         """Start the tree of a new record of this client's source. Return its root id and its edge.
 
-        Now and then this opens the next batch from which emissions draw their numbers. Then it waits while the servers
-        are full, and raises what ``open_batch`` raises. For roots of a batch of your own call ``init``.
+        Emissions draw their numbers from a batch. If it is closed or used up, this call opens the next one: it waits
+        while the servers are full, and raises what ``open_batch`` raises. For a root of ``open_batch`` call ``init``.
         """
         state = self._with_room()
         source = state.source()
@@ -181,12 +181,12 @@ class AckerClient:
         """Send everything that is buffered, and wait until it is answered.
 
         Waits until every server of these roots has answered, or was left out by their source. If the budget runs out,
-        raises one of ``errors.RETRYABLE`` and keeps what is unanswered: the next flush sends it again, under the same
-        identity. With ``on_unreachable="continue"``, flush drops and counts the unanswered updates instead. Exceptions
-        are updates of a source that this client has joined, and fails without an edge. Raises :class:`Rejected` or
-        :class:`UnknownBatch` when the server refuses a report for good: that report is dropped, and its roots time out.
-        Updates of roots that this client cannot place stay in the buffer: everything else is sent before
-        :class:`UnknownSource` is raised for them.
+        raises one of ``errors.RETRYABLE`` and keeps the unanswered updates: the next flush sends them again, under the
+        same identity. With ``on_unreachable="continue"``, flush drops and counts the unanswered updates instead, unless
+        that could cause a false ACK: it keeps updates of a source that this client has joined, and fails without an
+        edge of a source other than its own. Raises :class:`Rejected` or :class:`UnknownBatch` when the server refuses a
+        report for good: that report is dropped, and its roots time out. Updates of roots that this client cannot place
+        stay in the buffer. :class:`UnknownSource` is raised for them after everything else was sent.
         """
         state = self._state()
         patience = state.cluster.patience()
@@ -231,7 +231,7 @@ class AckerClient:
         *,
         may_leave: bool = False,
     ) -> ReportResult:
-        """``report`` for roots that live where ``pins`` say. Without pins: where this client knows that they live.
+        """``report`` for roots that live on the servers of ``pins``. Without pins, uses those that this client knows.
 
         ``may_leave``: go on without a server that does not answer while its replicas do. The caller then has to make
         the source leave out the servers in ``ReportResult.without`` (``leave_out``), as another attempt at the same
@@ -245,7 +245,7 @@ class AckerClient:
         pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
         replication = Replication(identity, entries, inits, pins)
         source = state.source_or_none
-        # Another client's source is not ours to renew.
+        # This client must not renew the lease of another client's source.
         own = source if source is not None and (inits is None or inits.session == source.session) else None
 
         def report_to_member(member: Member, patience: Patience) -> None:
@@ -309,7 +309,8 @@ class AckerClient:
         self._state().join(session)
 
     def close_source(self) -> None:
-        """End the source on the servers, which drop its roots. Tried for a second; after that its lease ends it."""
+        """End the source on the servers, which drop its roots. Tries for a second. A server that was not reached ends
+        the source when the lease expires."""
         self._state().close_source()
 
     def open_batch(
@@ -325,10 +326,11 @@ class AckerClient:
     ) -> Pin:
         """Place a batch on servers, and reserve room for ``up_to`` roots. Number i has root id ``mix64(first + i)``.
 
-        Returns where they live, which every process needs that reports them (``Settings.pins``). ``held``: no root of
-        the batch is reported ACKED before the batch is settled. For backpressure, waits while a server is overloaded,
-        up to ``budget_s`` (None: that of the settings), and then raises ``Overloaded``. The timeouts are as those of
-        ``open_source``, and off unless given. They do not apply to held roots that are done.
+        Returns where the roots live. Every process that reports these roots needs that pin (``Settings.pins``).
+        ``held``: no root of the batch is reported ACKED before the batch is settled. For backpressure, waits while a
+        server is overloaded, up to ``budget_s`` (None: that of the settings), and then raises ``Overloaded``. The
+        timeouts mean the same as in ``open_source``; None turns them off. They do not apply to held roots that are
+        done.
         """
         state = self._state()
         check_number("number", number, least=1)
@@ -341,28 +343,28 @@ class AckerClient:
     def settle(self, number: int, settlement: Settlement) -> None:
         """End a batch. Each of its roots has had its outcome once ``watch`` names the batch in ``settled``.
 
-        Raises ``UnknownBatch`` if the batch is not open on this client. If a server has lost it meanwhile, its roots
-        there are LOST. Raises one of ``errors.RETRYABLE`` when the budget is spent: call it again then.
+        Raises ``UnknownBatch`` if the batch is not open on this client. If a server has lost the batch meanwhile,
+        its roots there are LOST. Raises one of ``errors.RETRYABLE`` when the budget is spent: call it again then.
         """
         state = self._state()
         check_number("number", number, least=1)
         state.source().settle_batch(number, Settlement(settlement), None)
 
     def leave_out(self, number: int, servers: Iterable[int]) -> None:
-        """Leave servers, by their ids, out of a batch, as somebody has reported without them. From now on nothing that
-        they say about the batch counts."""
+        """Leave the servers with these ids out of a batch, because a report was sent without them. From now on their
+        outcomes for the batch do not count."""
         self._state().source().leave_out_servers(number, frozenset(servers))
 
     def forget_batch(self, number: int) -> None:
-        """Return no more outcomes of a batch, whatever becomes of it on the servers."""
+        """Stop returning outcomes of a batch, whatever happens to it on the servers."""
         self._state().source().abandon_batch(number)
 
     def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:
-        """Return what has become of this source's roots, and wait up to ``wait_s`` for the first news. Confirms what
-        the call before has returned.
+        """Return news of this source's roots, and wait up to ``wait_s`` for the first. Confirms what the previous call
+        returned.
 
-        Also renews the leases, so call it again and again. A silent server is no error here: the call keeps trying for
-        its time and then returns nothing. ``silent_for_s`` tells for how long.
+        Also renews the leases, so keep calling it. A silent server is no error here: the call keeps trying for its time
+        and then returns nothing. ``silent_for_s`` says how long the servers have been silent.
         """
         check_number("max_outcomes", max_outcomes, most=COUNT_MAX)
         return self._state().source().watch(wait_s, max_outcomes)
@@ -392,13 +394,13 @@ class AckerClient:
         return cluster.calls_to_any(patience).answer(lambda transport, timeout_s: transport.stats(timeout_s), patience)
 
     def members(self) -> tuple[Member, ...]:
-        """Return the servers that there are now."""
+        """Return the servers on which new batches are placed now."""
         cluster = self._state().cluster
         return cluster.view(cluster.patience()).members
 
     @property
     def totals(self) -> ReportResult:
-        """Counts of all sections that this process has reported so far, by what became of them."""
+        """Counts of all sections that this process has reported so far, by their results."""
         return self._state().totals
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Load: a source with reports and watches under way, probes and scrapes, over restarts of its server."""
+"""Load: reports, watches, probes and scrapes that continue while the server restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from acker_protocol.messages import Status, Verdict, WatchReply
 from tests.service.caller import Caller, acks, inits, roots_of
 
 ROOTS_A_REPORT = 50
-# A server that is away is not asked without a pause: it needs the processor to come back.
+# Pause after a failed call: a restarting server needs the processor.
 PAUSE_S = 0.02
 
 
@@ -60,7 +60,7 @@ class Load:
             self._failures.append(error)
 
     def _report(self) -> None:
-        """Init some roots and ack them, again and again; repeat calls without an answer."""
+        """Init some roots and ack them, again and again; retry calls that got no answer."""
         with Caller(self._address) as caller:
             number = 0
             while not self._stopping.is_set():

@@ -109,7 +109,7 @@ class SharedCheckpoint:
                 self.group.saved[partition] = committed[partition]
                 self.group.notes.append(f"{self.member} writes {partition} {shown(after)}")
         if others:
-            raise Fenced(f"{', '.join(others)} is another source's by now", others)
+            raise Fenced(f"other sources own {', '.join(others)} now", others)
 
     def close(self) -> None:
         self.group.notes.append(f"{self.member} closes the checkpoint")

@@ -1,4 +1,4 @@
-"""Assignments of partitions, compared with old Kafka's formula and with simple twins."""
+"""Assignments of partitions, compared with old Kafka's formula and with simple reference implementations."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def groups(draw: st.DrawFn, most: int = 12) -> tuple[list[str], dict[str, frozen
     return draw(st.permutations(partitions)), {each: draw(topics) for each in draw(st.permutations(consumers))}
 
 
-def test_range_is_old_kafkas_to_the_letter() -> None:
+def test_range_assigns_exactly_as_old_kafka() -> None:
     partitions = [f"t/{i}" for i in range(11)]
     subscriptions = {each: ["t"] for each in ("c2", "c10", "c1")}
-    # Consumers as strings: c1, c10, c2; partitions as numbers: 10 is the last. q = 3, r = 2.
+    # Consumers are sorted as strings, partitions as numbers. 11 partitions, 3 consumers: 3 each, and one more for the
+    # first 2.
     assert range_shares(partitions, subscriptions, {}) == {
         "c1": ["t/0", "t/1", "t/2", "t/3"],
         "c10": ["t/4", "t/5", "t/6", "t/7"],
@@ -42,12 +43,12 @@ def test_range_goes_topic_by_topic_so_the_first_consumers_get_the_remainder_of_e
     assert shares == {"x": ["a/0", "b/0", "c/0"], "y": []}
 
 
-def test_range_leaves_consumers_without_where_there_are_more_of_them_than_partitions() -> None:
+def test_range_gives_some_consumers_nothing_when_there_are_too_few_partitions() -> None:
     assert range_shares(["t/0"], {"x": ["t"], "y": ["t"]}, {}) == {"x": ["t/0"], "y": []}
 
 
 @given(groups())
-def test_range_agrees_with_its_simple_twin(group: tuple[list[str], dict[str, frozenset[str]]]) -> None:
+def test_range_agrees_with_a_simple_reference(group: tuple[list[str], dict[str, frozenset[str]]]) -> None:
     partitions, subscriptions = group
     expected: dict[str, set[str]] = {consumer: set() for consumer in subscriptions}
     for topic in TOPICS:
@@ -64,7 +65,7 @@ def test_range_agrees_with_its_simple_twin(group: tuple[list[str], dict[str, fro
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
 @given(group=groups(), data=st.data())
-def test_every_partition_goes_to_one_consumer_that_reads_its_topic_and_to_no_two(
+def test_every_partition_with_readers_goes_to_exactly_one_of_them(
     assignor: str, group: tuple[list[str], dict[str, frozenset[str]]], data: st.DataObject
 ) -> None:
     partitions, subscriptions = group
@@ -101,7 +102,7 @@ def test_sticky_moves_no_more_than_the_best_of_all_balanced_assignments(
 
 
 @given(groups(), st.data())
-def test_a_sticky_assignment_that_is_carried_out_stays(
+def test_sticky_keeps_an_assignment_that_is_in_place(
     group: tuple[list[str], dict[str, frozenset[str]]], data: st.DataObject
 ) -> None:
     partitions, subscriptions = group
@@ -110,7 +111,7 @@ def test_a_sticky_assignment_that_is_carried_out_stays(
     assert sticky_shares(partitions, subscriptions, owners) == shares
 
 
-def test_a_name_without_a_topic_is_one_of_the_topic_without_a_name() -> None:
+def test_split_gives_a_name_without_a_topic_the_empty_topic() -> None:
     assert [split(each) for each in ("orders/3", "shardId-0", "a/b/0", "/3", "orders/")] == [
         ("orders", "3"),
         ("", "shardId-0"),

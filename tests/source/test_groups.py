@@ -78,7 +78,7 @@ def names(partition: str, *positions: int) -> list[str]:
     return [f"{partition}{position}" for position in positions]
 
 
-def test_the_stand_ins_have_the_ports_that_they_stand_for() -> None:
+def test_the_test_doubles_implement_their_protocols() -> None:
     assert isinstance(Membership(Group(), "x"), Assignment)
     assert isinstance(SharedCheckpoint(Group(), "x"), SharedCheckpointStore)
     assert isinstance(LogInput(Log()), SharedInput)
@@ -117,8 +117,10 @@ def test_a_revoked_partition_is_saved_dropped_and_released_and_its_next_owner_re
     assert (summary.acked, summary.revoked, summary.open, summary.holes) == (9, 1, 0, 0)
 
 
-@pytest.mark.parametrize("how", ["revoked", "lost", "lost after it was heard"])
-def test_a_late_dead_letter_is_written_once_and_not_by_a_former_owner(cluster: Cluster, log: Log, how: str) -> None:
+@pytest.mark.parametrize("how", ["revoked", "lost", "lost after its outcome arrived"])
+def test_a_late_dead_letter_is_written_unless_its_partition_is_dropped_first(
+    cluster: Cluster, log: Log, how: str
+) -> None:
     group, letters = Group({"a": "x"}), MemoryLetters()
     options: dict[str, Any] = {"held": False, "message_timeout_s": 3000, "retry": Retry(max_retries=0)}
     x, y = member(cluster, log, group, "x", dead_letters=letters, **options), member(cluster, log, group, "y")
@@ -130,12 +132,12 @@ def test_a_late_dead_letter_is_written_once_and_not_by_a_former_owner(cluster: C
     frame_of(batch).fail({rows[0].root: "ValueError: bad"})
     if how != "revoked":
         group.take_away("a")
-    if how == "lost after it was heard":
+    if how == "lost after its outcome arrived":
         x._outcomes.take_outcomes(0.0)
         x._partitions.follow_group()
     group.give("a", "y")
     assert next_of(x) == []
-    is_known = how == "lost after it was heard"
+    is_known = how == "lost after its outcome arrived"
     assert [letter.value for letter in letters.letters] == ([] if is_known else [b"a0"])
     assert next_of(y) == names("a", 8, 9) if how == "revoked" else names("a", *range(8))
 
@@ -187,10 +189,10 @@ def test_a_fenced_commit_drops_the_partitions_of_others_and_keeps_the_rest(
     assert next_of(y) == names("a", 8, 9)
     cluster.time.sleep(1000)
     assert next_of(x) == ["b9"]
-    assert caplog.messages.count("a is another source's by now") == 1
+    assert caplog.messages.count("other sources own a now") == 1
 
 
-def test_at_the_end_a_source_commits_leaves_the_group_and_then_releases_the_checkpoint(
+def test_a_source_that_ends_commits_then_leaves_the_group_then_closes_its_checkpoint(
     cluster: Cluster, log: Log
 ) -> None:
     group = Group({"a": "x"})
@@ -235,7 +237,7 @@ def test_a_source_whose_input_ends_leaves_its_group_when_all_it_was_assigned_is_
 def test_without_a_group_a_checkpoint_that_is_fenced_ends_the_run(cluster: Cluster, log: Log) -> None:
     group, log.is_ended = Group(), True
     source = LogSource(log, environment=cluster.environment(), checkpoint=SharedCheckpoint(group, "x"))
-    with pytest.raises(Fenced, match="a, b is another source's by now"):
+    with pytest.raises(Fenced, match="other sources own a, b now"):
         source.run(NO_SPARK, save_all)
 
 

@@ -68,7 +68,7 @@ def test_a_zookeeper_that_is_not_there_is_an_error_at_the_start() -> None:
 
 
 def test_a_chroot_that_is_not_there_is_an_error_at_the_start(zookeeper: str) -> None:
-    with pytest.raises(SourceError, match=r"has no node /acker-\w+: correct the chroot behind the hosts, or create it"):
+    with pytest.raises(SourceError, match=r"has no node /acker-\w+: correct the chroot after the hosts, or create it"):
         ZooKeeperGroup(zookeeper, "g").open("orders", lambda: PARTITIONS)
 
 

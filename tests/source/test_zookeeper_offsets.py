@@ -354,7 +354,7 @@ def test_zookeeper_that_stays_away_ends_a_commit_with_a_sentence() -> None:
     store.save({"clicks/3": below(1)})
     members.zookeeper.is_away = True
     with pytest.raises(
-        CheckpointError, match="ZooKeeper has not answered for 300 s: see to it, and start again"
+        CheckpointError, match="ZooKeeper has not answered for 300 s: check that it runs, then start the source again"
     ) as end:
         store.save({"clicks/3": below(2)})
     assert not isinstance(end.value, Fenced)
@@ -370,7 +370,9 @@ def test_a_source_that_starts_while_zookeeper_is_away_ends_with_a_sentence_and_r
     cluster.write("a.txt", "0", "1")
     source = cluster.source(checkpoint=ZooKeeperOffsets(session=zookeeper.session()))
     zookeeper.is_away = True
-    with pytest.raises(CheckpointError, match="ZooKeeper has not answered for 300 s: see to it, and start again"):
+    with pytest.raises(
+        CheckpointError, match="ZooKeeper has not answered for 300 s: check that it runs, then start the source again"
+    ):
         source.run(NO_SPARK, save_all)
     zookeeper.is_away = False
     assert source.run(NO_SPARK, save_all).acked == 2

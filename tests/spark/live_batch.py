@@ -1,4 +1,4 @@
-"""A live batch: one batch of one source, opened at a real server, run by the test and settled; what became of it.
+"""A live batch: a test opens one batch of one source at a real server, runs and settles it, and reads its outcomes.
 
 A record is (number, text); its text is words. Spark's workers import this too (``conftest`` puts it on their path).
 """
@@ -79,11 +79,11 @@ class LiveBatch:
 
     @property
     def error(self) -> BaseException | None:
-        """Why it is not done, as far as anybody knows: with an error the batch is abandoned."""
+        """Why the batch must not be settled as done; None if it may be. ``settle`` abandons a batch with an error."""
         return self.frame.evidence.judge()
 
     def settle(self, settlement: Settlement | None = None) -> dict[int, Verdict]:
-        """Settle as a source does (done, or abandon where a sink has failed); the verdict of every number."""
+        """Settle as a source does (done, or abandon where a sink failed), and return the verdict of every number."""
         chosen = settlement or (Settlement.ABANDON if self.error else Settlement.DONE)
         self.client.settle(1, chosen)
         return self.collect()
@@ -123,7 +123,7 @@ class LiveBatch:
 
 
 def words_of(texts: Sequence[str]) -> set[tuple[int, str]]:
-    """What the records of ``texts`` must give: (number, word), words of one text all different."""
+    """Return the expected (number, word) rows. The words of one text must differ."""
     return {(number, word) for number, text in enumerate(texts) for word in text.split()}
 
 

@@ -1,4 +1,4 @@
-"""Pages: whoever reads other rows than were counted is found out, and who reads the same is not. No Spark."""
+"""Pages: detect a reading whose rows differ from the counted ones, and accept one with the same rows. No Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO_PAGES = PAGE + 904
 
 
 def digests(places: np.ndarray, salt: int = 0) -> np.ndarray:
-    """What stands for the hash of each row and its place."""
+    """Return a stand-in for the hash of each row and its place."""
     return mix64_column(places.view(np.uint64) ^ np.uint64(salt << 40))
 
 
@@ -40,7 +40,7 @@ def read(noted: Pages, places: np.ndarray, found: np.ndarray, cut: int) -> None:
 
 
 @given(st.integers(1, TWO_PAGES), st.integers(500, 6000), st.integers(0, 3))
-def test_rows_that_are_what_they_were_are_let_through_however_they_are_cut(rows: int, cut: int, partition: int) -> None:
+def test_unchanged_rows_pass_in_pieces_of_any_size(rows: int, cut: int, partition: int) -> None:
     places = rows_of(partition, rows)
     read(counted(np.concatenate([places, rows_of(7, 3)])), places, digests(places), cut)
 
@@ -48,13 +48,13 @@ def test_rows_that_are_what_they_were_are_let_through_however_they_are_cut(rows:
 @pytest.mark.parametrize(
     "what", ["a value", "two rows swapped", "a row less", "a row more", "a page more", "a page less"]
 )
-def test_rows_that_are_not_what_they_were_are_found_out(what: str) -> None:
+def test_changed_rows_are_detected(what: str) -> None:
     places = rows_of(2, TWO_PAGES)
     noted, found = counted(places), digests(places)
     if what == "a value":
         found[5] ^= np.uint64(1)
     if what == "two rows swapped":
-        # A row's digest holds its place, so the same rows elsewhere are others.
+        # A digest includes the row's place, so swapped rows have other digests.
         found[[5, 6]] = digests(places[[6, 5]], salt=1)
     if what == "a row less":
         places, found = places[:-1], found[:-1]
@@ -70,7 +70,7 @@ def test_rows_that_are_not_what_they_were_are_found_out(what: str) -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 3 * PAGE), min_size=1, max_size=40), min_size=1, max_size=4))
-def test_a_run_finds_the_number_of_each_row_and_the_pages_it_lies_in(wanted: list[set[int]]) -> None:
+def test_runs_give_the_number_of_each_place_and_the_pages_that_hold_them(wanted: list[set[int]]) -> None:
     pieces = [np.array(sorted(rows), np.int64) + place_of(3 - number, 0) for number, rows in enumerate(wanted)]
     firsts = np.cumsum([0, *map(len, pieces)]).tolist()
     runs = Runs.of(pieces, firsts[:-1])
@@ -96,8 +96,8 @@ def reported(salt: int, words: list[str], numbers: tuple[int, int] = (0, 3)) -> 
     return given, reports
 
 
-def test_two_readings_of_one_number_with_other_rows_have_other_edges_and_other_identities() -> None:
-    """So that what comes of the one never closes the tree of the other."""
+def test_reading_a_number_again_with_other_rows_gives_other_edges_and_another_identity() -> None:
+    """Otherwise rows derived from one reading could close the tree of the other."""
     given, (once,) = reported(0, ["a", "b", "c"])
     _, (same,) = reported(0, ["a", "b", "c"])
     _, (other,) = reported(1, ["a", "b", "x"])

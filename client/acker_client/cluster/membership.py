@@ -28,7 +28,8 @@ log = logging.getLogger("acker_client")
 
 # Pace of greeting servers that are silent or were never heard.
 AGAIN_S = 1.0
-# Pace of asking for the view while a server is silent. A job learns of its end at most so much later.
+# Pace of asking for the view while a server is silent. A job learns at most so much later that
+# the server is gone.
 VIEW_S = 0.5
 # Pace of greeting the servers of a list that answer.
 GREET_S = 2.0
@@ -67,7 +68,7 @@ class Cluster:
         # (address, incarnation) of the servers that have said that they take nothing new.
         self._draining: set[tuple[str, int]] = set()
         self._slow: dict[Member, float] = {}
-        # The first greeting and the first view that spoke against a member; None once a later one has done so.
+        # The first greeting and the first view that spoke against a member; None once a later one has done so, too.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         # Whether to ask for the view because of such a greeting or view.
         self._is_in_doubt = False
@@ -177,8 +178,8 @@ class Cluster:
         self._looked_at = float("-inf")
 
     def hear_of(self, placement: Placement) -> None:
-        """Note that something lives on the members of ``placement``. A view older than its own does not speak against
-        them."""
+        """Note that roots live on the members of ``placement``. A view with an older epoch is no evidence against these
+        members."""
         self._placed_on = max(self._placed_on, placement.epoch)
         now = self.clock()
         for member in placement.members:
@@ -188,8 +189,9 @@ class Cluster:
     def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
         """Return why ``member`` is gone for good; "" while it may come back with its state.
 
-        ``is_silence_enough``: without a registry, a server that does not answer this process is gone. It may answer
-        others."""
+        ``is_silence_enough``: whether, without a registry, a server that does not answer this process counts as gone,
+        although it may answer others.
+        """
         hello = self._hello_of(self.address_of(member))
         if hello is not None and not _is_of(hello, member):
             if self._is_news_of(member, hello):
@@ -249,17 +251,17 @@ class Cluster:
         )
 
     def _is_news_of(self, member: Member, said: HelloReply | ViewReply) -> bool:
-        """Whether ``said``, which speaks against ``member``, came after this process had heard of it. Something older
-        proves nothing, as the server may have come, or come back, since."""
+        """Whether ``said``, which speaks against ``member``, came after this process had heard of the member. An older
+        reply proves nothing, as the server may have started or come back since."""
         if self._doubted.setdefault((member, type(said)), said) is said:
             return False
-        # From now on everything is news. None instead of the view, which may be large.
+        # From now on every reply is news. Stores None instead of the view, which may be large.
         self._doubted[member, type(said)] = None
         return True
 
     def answering_instead_of(self, member: Member) -> set[Member]:
-        """Return the members of the known view that have answered since ``member`` fell silent. None of them if it is
-        not silent: a server that is full does answer."""
+        """Return the members of the known view that have answered since ``member`` fell silent. Empty if ``member`` is
+        not silent: a full server does answer."""
         caller = self._callers.get(member.address)
         if caller is None or caller.silent_since is None:
             return set()
@@ -279,7 +281,7 @@ class Cluster:
         return min(BRIEF_WAIT_S, self.settings.replica_wait_s) if is_slow else self.settings.replica_wait_s
 
     def note_slow(self, member: Member, *, is_slow: bool) -> None:
-        """Note whether the client waited for ``member`` in vain, or it answered."""
+        """Note that the client waited for ``member`` in vain (``is_slow``), or that ``member`` answered."""
         if is_slow:
             self._slow[member] = self.clock() + SLOW_S
         else:

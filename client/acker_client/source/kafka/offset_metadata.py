@@ -1,8 +1,8 @@
 """The metadata that a source writes beside a committed offset, and who owns a commit. Pure.
 
 The text is JSON: version, source, writer, what is done beyond the offset, and a checksum that includes the offset. To
-shorten the text, what is done beyond the lowest holes is left out; the offset is always right. A commit with other
-metadata belongs to another program.
+shorten the text, the highest done ranges are left out. The offset is always right. A commit with other metadata belongs
+to another program.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class CommitMetadata:
     answered: Answered = NONE_ANSWERED
 
     def to_text(self, bytes_max: int) -> str:
-        """Return at most ``bytes_max`` bytes of ASCII, cut to the lowest holes; "" if not even the names fit."""
+        """Return at most ``bytes_max`` bytes of ASCII, with as many of the lowest done ranges as fit; "" if not even
+        the names fit."""
         low, high = 0, self.done.holes
         while low < high:
             middle = (low + high + 1) // 2
@@ -103,5 +104,5 @@ def _runs_of(text: str) -> list[int]:
             runs.append(run)
             run, shift = 0, 0
     if shift or any(each >> 63 for each in runs):
-        raise ValueError("the last run length is cut off, or one is no offset")
+        raise ValueError("the last run length is cut off, or one has more than 63 bits")
     return runs

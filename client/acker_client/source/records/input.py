@@ -2,13 +2,13 @@
 
 partition   an ordered sequence of records (a file, a topic's partition, a shard). An input has one or more. A partition
             has a name that a checkpoint can hold, and may appear at any time.
-position    the place of a record in its partition, from 0 up, never reused. A position may not exist, because a log has
-            compacted it away. Such a position lies between two parts, or is found missing when read (*absent*).
+position    the place of a record in its partition, from 0 up, never reused. A position can be missing, for example in a
+            compacted log. It then lies between two parts, or is found missing when read (*absent*).
 part        the positions ``start`` up to ``stop`` of one partition, planned together. May be read several times.
 chosen      a part, or some of its positions. A batch consists of them.
 done        the positions of a partition that are done: a prefix, and ranges beyond it (``Ranges``).
-mark        the input's own data in a checkpoint. By it the input finds its place again, and checks that the partition
-            is still the one that it read.
+mark        the input's own data in a checkpoint. The input uses it to find its place again, and to check that the
+            partition is still the one that was read.
 
 An input never sees a record number, a root id, a verdict or a server. It runs in the driver. Only its slices are
 pickled and read in executors; they need neither gRPC nor Spark.
@@ -65,9 +65,9 @@ class Chosen(Generic[P]):
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[P]):
     """The next ``parts``, ascending within each partition. Without parts there is nothing now, but perhaps later.
-    ``is_end``: there never will be more. ``revoked``: partitions that this source may no longer read. The source drops
-    their open records, which the new owner reads. A revoked partition that is planned again without being assigned is a
-    new one of that name, and nothing below its first part exists."""
+    ``is_end``: there will never be more. ``revoked``: partitions that this source may no longer read. The source drops
+    their open records, which the new owner reads. If a revoked partition is planned again without being assigned, it is
+    a new partition with the same name, and nothing below its first part exists."""
 
     parts: Sequence[P] = ()
     is_end: bool = False
@@ -152,7 +152,7 @@ class Input(Protocol[P]):
         ...
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """Forget what only the positions now ``done`` needed. Called before ``mark``, and also without a checkpoint."""
+        """Forget data that only ``done`` positions needed. Called before ``mark``, and also without a checkpoint."""
         ...
 
     def mark(self, partition: str, done: Ranges) -> Mark:
@@ -166,7 +166,7 @@ class Input(Protocol[P]):
 
 @runtime_checkable
 class Closing(Protocol):
-    """An input that holds something open."""
+    """An input that has files or connections to close."""
 
     def close(self) -> None:
         """Release what is open. Called when a run ends, after the last checkpoint, and also if it failed to begin."""

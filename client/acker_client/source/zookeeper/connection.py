@@ -45,7 +45,7 @@ ANSWER_S = 5.0
 _GONE = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
 # Address of a ZooKeeper server: a name, or an IPv6 address in brackets, and a port.
 _ADDRESS = re.compile(r"\s*([\w.-]+|\[[0-9A-Fa-f:.%\w]+\])(:[0-9]{1,5})?\s*")
-# Results that a failed transaction has for the operations before and after the one that failed.
+# In a failed transaction, the results of all operations except the one that failed.
 _UNTOUCHED = (RolledBackError, RuntimeInconsistency)
 
 log = logging.getLogger("acker_client.source")
@@ -54,9 +54,9 @@ log = logging.getLogger("acker_client.source")
 class ZooKeeperSession:
     """A ``ZnodeSession`` (see ``znodes``).
 
-    ``hosts``: host:port,host:port/chroot, where the chroot has to exist; ``session_s``: seconds; ``digest``:
-    user:password, and then nobody else may read or change the nodes that it makes; ``ca``, ``cert``, ``key``: files;
-    with ``ca`` connections are TLS. Raises ``ValueError`` for values that none of these can have.
+    ``hosts``: host:port,host:port/chroot, where the chroot has to exist. ``session_s``: seconds. ``digest``:
+    user:password. Only this user may read or change the nodes that the session creates. ``ca``, ``cert``, ``key``:
+    files. With ``ca``, connections are TLS. Raises ``ValueError`` for invalid values.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class ZooKeeperSession:
         if digest is not None and not all(digest.partition(":")):
             raise ValueError("digest: give user:password")
         if ca is None and (cert is not None or key is not None):
-            raise ValueError("cert, key: give ca too, the certificates that ZooKeeper's may be signed by")
+            raise ValueError(
+                "cert, key: give ca too: the certificates of the authorities that sign ZooKeeper's certificate"
+            )
         self._session_s = session_s
         self._digest = digest
         self._tls = {"ca": ca, "cert": cert, "key": key}
@@ -189,13 +191,13 @@ class ZooKeeperSession:
                 self._answer(client.get_async(self._chroot))
             except NoNodeError:
                 raise SourceError(
-                    f"ZooKeeper at {self._hosts} has no node {self._chroot}: correct the chroot behind the hosts, or"
-                    f" create it if this is where the group's first source begins (create {self._chroot})"
+                    f"ZooKeeper at {self._hosts} has no node {self._chroot}: correct the chroot after the hosts, or"
+                    f" create it if this is the group's first source (create {self._chroot})"
                 ) from None
             except Disconnected:
                 if time.monotonic() > deadline_s:
                     raise SourceError(
-                        f"ZooKeeper at {self._hosts} does not answer: see to it, and start again"
+                        f"ZooKeeper at {self._hosts} does not answer: check that it runs, then start the source again"
                     ) from None
                 self.wait(self._session_s / ATTEMPTS)
             else:
@@ -218,7 +220,7 @@ class ZooKeeperSession:
             raise
         except KazooException as error:
             raise SourceError(
-                f"ZooKeeper at {self.place}: {type(error).__name__} {error}".rstrip() + ": see to its log"
+                f"ZooKeeper at {self.place}: {type(error).__name__} {error}".rstrip() + ": look into ZooKeeper's log"
             ) from None
 
     def _refused(self) -> SourceError:
@@ -241,7 +243,8 @@ class ZooKeeperSession:
             if not self._was_lost and not self._is_closing:
                 self._was_lost = True
                 log.warning(
-                    "ZooKeeper at %s is away: this source goes on with what it has, and commits when it is back",
+                    "ZooKeeper at %s is unreachable: this source continues with its partitions, and commits after"
+                    " ZooKeeper is back",
                     self.place,
                 )
         self._wake()

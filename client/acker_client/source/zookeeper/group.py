@@ -273,7 +273,10 @@ class ZooKeeperGroup:
                     return
                 trouble = self._taken
             except Disconnected:
-                trouble = f"ZooKeeper at {self.session.place} does not answer: see to it, and start again"
+                trouble = (
+                    f"ZooKeeper at {self.session.place} does not answer: check that it runs, then start the source"
+                    " again"
+                )
             if self._clock() > deadline_s:
                 raise SourceError(trouble)
             self._changed.clear()

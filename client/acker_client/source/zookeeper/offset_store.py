@@ -415,7 +415,8 @@ class ZooKeeperOffsets:
         if left_s <= 0 or not self.session.wait(left_s):
             raise CheckpointError(
                 f"checkpoint {self} cannot be written or read: ZooKeeper has not answered for {self._deadline_s:g} s:"
-                " see to it, and start again. Nothing is lost: what was done since the last commit will be read again"
+                " check that it runs, then start the source again. Nothing is lost: what was done since the last commit"
+                " will be read again"
             )
 
 

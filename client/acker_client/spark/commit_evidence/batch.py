@@ -1,4 +1,4 @@
-"""Batch: what the driver knows about a batch: which sinks took its rows, and the evidence that they were delivered.
+"""Batch: the driver's record of which sinks took a batch's rows, and the evidence that the rows were delivered.
 
 Decides whether a batch may be settled as *done*. Every sink that took its rows must have returned, with evidence that
 it delivered them (``evidence``). Rows that no sink took must have gone through ``functions.ack`` in an action that
@@ -327,7 +327,9 @@ class BatchEvidence:
     def _cancel(self, name: str, tag: str) -> None:
         """Cancel the jobs of a sink's call that is still running after its batch is settled: they only hold cores."""
         _logger.warning(
-            "sink %r still runs, and its batch is settled: its jobs are cancelled; wait for its thread in process", name
+            "sink %r still runs although its batch is settled: its jobs are cancelled; wait for its thread in"
+            " process()",
+            name,
         )
         self._context.cancelJobsWithTag(tag)
 
@@ -366,7 +368,7 @@ class BatchEvidence:
         return [step for step in moving if step[0] != "sink" and not self.once.must_cache(*step)]
 
     def _judge_untaken(self, acks: Acks, finder: ActionFinder) -> list[Undelivered | None]:
-        """Return for each step whose rows no sink or step took why they are not known to be acked, or None."""
+        """Return, for each step whose rows no sink or step took, why they are not known to be acked, or None."""
         nodes = lineage.steps_of(self)
         return [self._judge_untaken_step(node, actions, nodes, finder) for node, actions in acks]
 

@@ -27,5 +27,5 @@ def _spark_type(field: pa.Field) -> DataType:
     except PySparkTypeError:
         raise ValueError(
             f"the column {field.name!r} is {field.type}, which Spark does not have: give a schema that names the"
-            f" columns to read, and {field.name!r} with a type that Spark has"
+            f" columns to read and gives {field.name!r} a type that Spark has"
         ) from None
