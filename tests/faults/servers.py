@@ -26,6 +26,8 @@ class Servers:
 
     def __init__(self, folder: Path, zookeeper: str | None = None) -> None:
         self.zookeeper = zookeeper
+        # Of those that start from now on.
+        self.session_s = SESSION_S
         self.addresses: dict[int, str] = {}
         self._folder = folder
         self._children: dict[int, Child] = {}
@@ -93,7 +95,7 @@ class Servers:
         address = self.addresses.setdefault(id, f"127.0.0.1:{_free_port()}")
         flags = [f"--port={address.rpartition(':')[2]}", f"--id={id}", f"--state-dir={self._folder / str(id)}"]
         if self.zookeeper is not None:
-            flags += [f"--zookeeper={self.zookeeper}", f"--zookeeper-session-s={SESSION_S}"]
+            flags += [f"--zookeeper={self.zookeeper}", f"--zookeeper-session-s={self.session_s}"]
         return Child(folder, *flags)
 
     def _ask(self, id: int, call: Callable[[GrpcTransport], Reply]) -> Reply:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 from acker_client import AckerClient, Verdict
 from acker_client.errors import Unavailable
@@ -247,6 +248,43 @@ def test_zookeeper_may_lose_its_data_under_running_jobs_at_no_replay(
     finally:
         servers.close()
         zookeeper.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_server_that_starts_while_the_others_have_lost_their_sessions_costs_no_replay(
+    servers: Servers, zookeeper: str, replicas: int
+) -> None:
+    hosts, _, chroot = zookeeper.partition("/")
+    registered = KazooClient(hosts)
+    registered.start()
+
+    def start_between() -> None:
+        for id in (0, 1):
+            servers.pause(id)
+        await_until(lambda: not registered.get_children(f"/{chroot}/servers/ids"))
+        # It expects the others for the time of its own session.
+        servers.session_s = 30.0
+        servers.start_alone(2)
+        await_until(lambda: (listed := load.client._state().cluster._listed) is not None and listed.epoch > before)
+        for id in (0, 1):
+            servers.resume(id)
+
+    servers.start(0, 1, 2)
+    servers.kill(2)
+    servers.await_view(0, lambda active: active == {0, 1})
+    seeds = [servers.addresses[0], servers.addresses[2]]
+    with contextlib.closing(registered), contextlib.closing(Load(seeds, replicas=replicas)) as load:
+        load.await_outcomes()
+        since, before = time.monotonic(), servers.view(0).epoch
+        load.strike(start_between)
+        for id in (0, 1, 2):
+            servers.await_view(id, lambda active: active == {0, 1, 2})
+        load.await_outcomes(10)
+        account = load.finish()
+        registered.stop()
+    print("sessions lost", replicas, figures(load, since))
+    assert account.replays == 0
 
 
 @pytest.fixture
