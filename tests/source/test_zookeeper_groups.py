@@ -223,7 +223,7 @@ def test_while_zookeeper_is_away_a_source_goes_on_and_a_commit_waits(
         store.close()
         place = f"ZooKeeper at {zookeeper.address} is"
         assert [each for each in caplog.messages if place in each] == [
-            f"{place} away: this source goes on with what it has, and commits when it is back",
+            f"{place} unreachable: this source continues with its partitions, and commits after ZooKeeper is back",
             f"{place} back",
         ]
     finally:
