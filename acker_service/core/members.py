@@ -103,7 +103,8 @@ class Seen:
     """What ZooKeeper held at an epoch (see ``epoch_of``). ``away`` includes members whose time has passed.
 
     ``expected``: servers that have probably lost their sessions and are about to register again, and for how long they
-    are expected. They are listed as away: clients wait for them and place nothing new on them.
+    are expected. They are listed as away: clients wait for them and place nothing new on them. Only a later look at
+    ZooKeeper takes them out, since they cannot register while it is away.
     """
 
     epoch: int = 0
@@ -113,10 +114,13 @@ class Seen:
     expected: tuple[Away, ...] = ()
 
     def expecting(self, servers: Iterable[Registered], until_ms: int) -> Seen:
-        """Return this with ``servers`` expected until then, Unix time, and those that are expected already."""
-        expected = {each.member.id: each for each in self.expected}
-        expected |= {server.id: Away(server.member, until_ms) for server in servers}
-        return replace(self, expected=tuple(expected.values()))
+        """Return this with ``servers``, and all that are expected already, expected until then, Unix time."""
+        expected = {each.member.id: each.member for each in self.expected} | {each.id: each.member for each in servers}
+        return replace(self, expected=tuple(Away(member, until_ms) for member in expected.values()))
+
+    def still_expecting(self, known: Collection[str], now_ms: int) -> tuple[Away, ...]:
+        """Return those of ``expected`` whose time is not up, and whose ids are in ``known``: they have not left."""
+        return tuple(each for each in self.expected if str(each.member.id) in known and each.until_ms > now_ms)
 
     def listed(self, now_ms: int) -> tuple[ListedMember, ...]:
         """Return the members at ``now_ms``, Unix time, ascending by id.
@@ -127,7 +131,8 @@ class Seen:
         """
         addresses = {server.address for server in self.serving + self.draining}
         absent = [each for each in self.expected if each.member.address not in addresses]
-        found = {each.member.id: _listed_away(each, now_ms) for each in (*absent, *self.away) if each.until_ms > now_ms}
+        absent += [each for each in self.away if each.until_ms > now_ms]
+        found = {each.member.id: _listed_away(each, now_ms) for each in absent}
         found |= {server.id: ListedMember(server.member, MemberState.DRAINING) for server in self.draining}
         draining = {server.incarnation for server in self.draining}
         found |= {s.id: ListedMember(s.member) for s in self.serving if s.incarnation not in draining}
@@ -255,7 +260,7 @@ def renewed(config: bytes, ensemble: int | None = None) -> bytes | None:
 
 
 def _listed_away(away: Away, now_ms: int) -> ListedMember:
-    return ListedMember(away.member, MemberState.AWAY, min(away.until_ms - now_ms, 0xFFFFFFFF))
+    return ListedMember(away.member, MemberState.AWAY, min(max(away.until_ms - now_ms, 0), 0xFFFFFFFF))
 
 
 def _json(**fields: Any) -> bytes:

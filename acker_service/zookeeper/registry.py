@@ -350,8 +350,7 @@ class Registry:
         known = nodes.children("/servers/known")[0]
         if not self.epoch:
             self._expect(self._loaded(Registered, "known", known))
-        expected = tuple(each for each in self._seen.expected if str(each.member.id) in known)
-        self._seen, self._ids = replace(seen, expected=expected), set(ids)
+        self._seen, self._ids = replace(seen, expected=self._seen.still_expecting(known, _now_ms())), set(ids)
         self._log_changes()
         self._keep_known(known)
         # A server that serves deletes its own away node, since it may just be about to stop and be away.

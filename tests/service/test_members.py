@@ -64,11 +64,14 @@ def test_an_active_server_is_not_listed_as_away_or_draining_too() -> None:
     assert seen.expired_away_ids(NOW_MS + 500) == [1]
 
 
-def test_an_expected_server_is_away_until_its_time_is_up() -> None:
+def test_an_expected_server_is_away_until_a_look_after_its_time() -> None:
     seen = Seen(9, (TWO,)).expecting([ONE], NOW_MS + 500)
     assert seen.listed(NOW_MS) == (ListedMember(ONE.member, MemberState.AWAY, 500), ListedMember(TWO.member))
     assert seen.next_change_ms(NOW_MS) == 500
-    assert seen.listed(NOW_MS + 500) == (ListedMember(TWO.member),)
+    # While ZooKeeper is away nothing can register, and the clock alone takes out no server.
+    assert seen.listed(NOW_MS + 600) == (ListedMember(ONE.member, MemberState.AWAY, 0), ListedMember(TWO.member))
+    assert seen.still_expecting(["1"], NOW_MS + 499) == seen.expected
+    assert seen.still_expecting(["1"], NOW_MS + 500) == seen.still_expecting(["2"], NOW_MS) == ()
     # Its node in away is not this server's to write or to remove.
     assert (seen.away, seen.expired_away_ids(NOW_MS + 500)) == ((), [])
 
@@ -84,9 +87,9 @@ def test_an_expected_server_is_not_listed_beside_one_of_its_id_or_address() -> N
         assert seen.expecting([ONE], NOW_MS + 500).listed(NOW_MS) == seen.listed(NOW_MS)
 
 
-def test_a_server_that_is_expected_twice_has_the_later_time_and_others_keep_theirs() -> None:
+def test_all_expected_servers_get_the_later_time() -> None:
     seen = Seen(9).expecting([ONE, TWO], NOW_MS + 1).expecting([ONE], NOW_MS + 2)
-    assert seen.expected == (Away(ONE.member, NOW_MS + 2), Away(TWO.member, NOW_MS + 1))
+    assert seen.expected == (Away(ONE.member, NOW_MS + 2), Away(TWO.member, NOW_MS + 2))
 
 
 def test_each_change_of_the_members_has_a_log_line() -> None:

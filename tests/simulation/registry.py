@@ -219,7 +219,7 @@ class Place:
         if self.server is None or not self._can_be_heard() or self._ensemble != self._zookeeper.nodes.ensemble:
             return
         nodes = self._zookeeper.nodes
-        expected = tuple(each for each in self._seen.expected if each.member.id in nodes.known)
+        expected = self._seen.still_expecting([str(id_) for id_ in nodes.known], self._zookeeper.now_ms)
         self._seen = replace(self._zookeeper.seen(), expected=expected)
         _, listed = self.view()
         nodes.known = {id_: nodes.known[id_] for id_ in nodes.known if id_ in {each.member.id for each in listed}}
