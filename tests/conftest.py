@@ -204,6 +204,21 @@ def zookeeper(zookeeper_process: Any) -> str:
     return f"{zookeeper_process.address}/acker-{uuid.uuid4().hex}"
 
 
+@pytest.fixture
+def nodes(zookeeper: str) -> Iterator[Any]:
+    """A client of kazoo's own at this test's chroot."""
+    from kazoo.client import KazooClient
+
+    client = KazooClient(zookeeper.partition("/")[0], timeout=5.0)
+    client.start()
+    root = "/" + zookeeper.partition("/")[2]
+    client.ensure_path(root)
+    client.chroot = root
+    yield client
+    client.stop()
+    client.close()
+
+
 def _server_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
     processes: list[ServerProcess] = []
 

@@ -26,7 +26,7 @@ class Servers:
 
     def __init__(self, folder: Path, zookeeper: str | None = None) -> None:
         self.zookeeper = zookeeper
-        # Of those that start from now on.
+        # Session timeout of the servers that start from now on.
         self.session_s = SESSION_S
         self.addresses: dict[int, str] = {}
         self._folder = folder

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 
 from acker_client import AckerClient, Verdict
 from acker_client.errors import Unavailable
@@ -57,6 +56,18 @@ def figures(load: Load, since: float) -> str:
     if account.lost:
         replays += f", all ACKED after {account.replayed_at - since:.2f} s"
     return f"stall {stall_s:.2f} s, {replays}, missing {account.missing}, {rate:,.0f} updates/s"
+
+
+def start_between(servers: Servers, load: Load, before: int, happens: Callable[[], object]) -> None:
+    """Pause servers 0 and 1, call ``happens``, and start server 2. Resume them when the source has the view of
+    server 2, which is later than the epoch ``before``."""
+    for id in (0, 1):
+        servers.pause(id)
+    happens()
+    servers.start_alone(2)
+    await_until(lambda: (listed := load.client._state().cluster._listed) is not None and listed.epoch > before)
+    for id in (0, 1):
+        servers.resume(id)
 
 
 # With one replica each fault is tried in `make test-long`.
@@ -215,16 +226,10 @@ def test_zookeeper_may_lose_its_data_under_running_jobs_at_no_replay(
     servers = Servers(tmp_path, f"{zookeeper.address}/acker")
 
     def lose() -> None:
-        if not comes_first:
+        if comes_first:
+            start_between(servers, load, before, zookeeper.empty)
+        else:
             zookeeper.empty()
-            return
-        for id in (0, 1):
-            servers.pause(id)
-        zookeeper.empty()
-        servers.start_alone(2)
-        await_until(lambda: (listed := load.client._state().cluster._listed) is not None and listed.epoch > before)
-        for id in (0, 1):
-            servers.resume(id)
 
     try:
         servers.start(0, 1, 2)
@@ -253,36 +258,25 @@ def test_zookeeper_may_lose_its_data_under_running_jobs_at_no_replay(
 @pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_server_that_starts_while_the_others_have_lost_their_sessions_costs_no_replay(
-    servers: Servers, zookeeper: str, replicas: int
+    servers: Servers, nodes: Any, replicas: int
 ) -> None:
-    hosts, _, chroot = zookeeper.partition("/")
-    registered = KazooClient(hosts)
-    registered.start()
-
-    def start_between() -> None:
-        for id in (0, 1):
-            servers.pause(id)
-        await_until(lambda: not registered.get_children(f"/{chroot}/servers/ids"))
-        # It expects the others for the time of its own session.
+    def sessions_end() -> None:
+        await_until(lambda: not nodes.get_children("/servers/ids"))
+        # Server 2 expects the others for the time of its own session.
         servers.session_s = 30.0
-        servers.start_alone(2)
-        await_until(lambda: (listed := load.client._state().cluster._listed) is not None and listed.epoch > before)
-        for id in (0, 1):
-            servers.resume(id)
 
     servers.start(0, 1, 2)
     servers.kill(2)
     servers.await_view(0, lambda active: active == {0, 1})
     seeds = [servers.addresses[0], servers.addresses[2]]
-    with contextlib.closing(registered), contextlib.closing(Load(seeds, replicas=replicas)) as load:
+    with contextlib.closing(Load(seeds, replicas=replicas)) as load:
         load.await_outcomes()
         since, before = time.monotonic(), servers.view(0).epoch
-        load.strike(start_between)
+        load.strike(lambda: start_between(servers, load, before, sessions_end))
         for id in (0, 1, 2):
             servers.await_view(id, lambda active: active == {0, 1, 2})
         load.await_outcomes(10)
         account = load.finish()
-        registered.stop()
     print("sessions lost", replicas, figures(load, since))
     assert account.replays == 0
 

@@ -39,19 +39,6 @@ ACTIVE, DRAINING, AWAY = MemberState.ACTIVE, MemberState.DRAINING, MemberState.A
 
 
 @pytest.fixture
-def nodes(zookeeper: str) -> Iterator[Any]:
-    """A client of kazoo's own at this test's chroot."""
-    client = KazooClient(zookeeper.partition("/")[0], timeout=5.0)
-    client.start()
-    root = "/" + zookeeper.partition("/")[2]
-    client.ensure_path(root)
-    client.chroot = root
-    yield client
-    client.stop()
-    client.close()
-
-
-@pytest.fixture
 def join(start_server: Callable[..., Any], zookeeper: str) -> Callable[..., Any]:
     """``join(1)``: start a server with this id in this test's cluster."""
 
@@ -547,8 +534,10 @@ def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
         (tmp_path / "backup").rename(tmp_path / "data")
         zookeeper.start()
         eventually(lambda: min(one.view().epoch, two.view().epoch) > before)
+        # A server that has stopped would be in no view any more.
         for server in (one, two):
             await_states(server, {1: ACTIVE, 2: ACTIVE})
+        for server in (one, two):
             server.stop(grace_s=0.0)
 
 
