@@ -143,7 +143,7 @@ class Seen:
         return [away.member.id for away in self.away if away.until_ms <= now_ms]
 
     def next_change_ms(self, now_ms: int) -> int | None:
-        """Return in how many ms the time of an away or expected member is up, which changes the list; None: never."""
+        """Return in how many ms the time of an away or expected member is up; None: never."""
         absent = self.away + self.expected
         return min((each.until_ms - now_ms for each in absent if each.until_ms > now_ms), default=None)
 

@@ -111,7 +111,7 @@ class Servers:
         return Answer(address, self._cluster.caller(address).connection.hello, view)
 
     def _listed(self, address: str) -> Answer:
-        """Ask a member. One that turns out to be another server is shown, and does not hide the others."""
+        """Ask a member. If another server answers at its address, show that instead of ending with an error."""
         try:
             return self._named(address)
         except Rejected as error:

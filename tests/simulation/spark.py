@@ -185,7 +185,7 @@ class Job:
         self.case = self.world.case
         self.dice = random.Random(f"{self.case.seed} job {self.number}")
         self.is_over = self._is_looking = False
-        # What tasks that are done have recorded.
+        # Notes of the finished tasks.
         self.conflicts = 0
         self.without = frozenset[int]()
         self.mail = GreenQueue(self.world.scheduler)
