@@ -335,6 +335,22 @@ def test_a_report_under_way_follows_a_server_that_comes_back_with_its_state_at_a
     assert Counter(job.settle().values()) == ALL_ACKED
 
 
+def test_a_process_joins_a_source_at_a_server_that_no_view_lists(registered: Registered) -> None:
+    registered.listed = {0: "s0:1"}
+    source = registered.client()
+    session = source.open_source("orders")
+    root_id, edge = source.emit()
+    source.flush()
+    # ZooKeeper has ended the session of server 0, which answers as before.
+    registered.listed = {1: "s1:1"}
+    registered.epoch += 1
+    worker = registered.client()
+    worker.join(session)
+    worker.ack(root_id, edge)
+    worker.flush()
+    assert [outcome.verdict for outcome in source.watch(1.0).outcomes] == [Verdict.ACKED]
+
+
 def until_given_up(thread: threading.Thread, client: AckerClient) -> None:
     """Wait until server 1 has been silent for 2 s, which is longer than ``replica_wait_s``, or ``thread`` has ended."""
     caller = client._state().cluster.caller("s1:1")

@@ -119,8 +119,9 @@ class Misfortunes:
         world = self._world
         server = next((server for server in world.servers.values() if server.name == who), None)
         if server is not None:
-            world.troubles.out_of_reach(for_s, None, server.id)
-            server.pause(world.scheduler.now + for_s)
+            if server.state is State.UP:
+                world.troubles.out_of_reach(for_s, None, server.id)
+                server.pause(world.scheduler.now + for_s)
             return
         world.transcript.say(f"{who} stands still")
         world.troubles.out_of_reach(for_s, who, None)

@@ -149,6 +149,8 @@ class PlainSource(Program):
         self._tries: dict[int, int] = {}
         self._last_emission_at = 0.0
         self.watched_at = self.heard_at = 0.0
+        # (from, until) between two watches.
+        self._unwatched: list[tuple[float, float]] = []
         self.is_watching = False
 
     def run(self) -> None:
@@ -238,19 +240,22 @@ class PlainSource(Program):
 
     def _watch(self, wait_s: float) -> None:
         trees = self.world.trees
-        # Time without a watch does not make an outcome late, as a flush brings none.
-        unwatched_s = self.now - self.heard_at
+        self._unwatched.append((self.heard_at, self.now))
         self.is_watching = True
         result: Any = self.client.watch(wait_s)
         self.is_watching = False
         self.watched_at = self.heard_at = self.now
         for outcome in result.outcomes:
-            self._hear(trees.ended(outcome.root_id, outcome.verdict, outcome.reason, self.now - unwatched_s))
+            self._hear(trees.ended(outcome.root_id, outcome.verdict, outcome.reason, self.now, self._unwatched_s))
         pending = trees.pending_of(self.name)
         self.is_done = not pending and not self._todo and not self._since_flush
         last_s = max(self._last_emission_at, self.world.case.troubled_until)
         if pending and self.now > last_s + self.plan.timeout_s + NEVER_S:
             raise Violation("no outcome", f"{', '.join(map(str, pending))}: emitted, and never answered")
+
+    def _unwatched_s(self, since: float) -> float:
+        """Return for how long since then this source did not watch: a flush brings no outcomes."""
+        return sum(max(0.0, end - max(start, since)) for start, end in self._unwatched)
 
     def _hear(self, tree: Tree) -> None:
         assert tree.outcome is not None

@@ -202,9 +202,7 @@ class Server:
         self.stop(lambda: None, comes_back=False)
 
     def pause(self, until: float) -> None:
-        """Pause (SIGSTOP) until ``until`` (SIGCONT). The server answers nothing, and its clock stops."""
-        if self.state is not State.UP:
-            return
+        """Pause (SIGSTOP) until ``until`` (SIGCONT). The server, which is up, answers nothing, and its clock stops."""
         self._transcript.say(f"{self.name} stands still")
         self.state = State.PAUSED
         self._scheduler.freeze(self.name, until)

@@ -160,15 +160,19 @@ class Trees:
             raise Violation("false ACK", f"server {server} says ACKED of {tree}: {len(tree.open_edges)} edges are open")
         self._acked_by[root].add(server)
 
-    def ended(self, root: int, verdict: Verdict, reason: str, now: float) -> Tree:
-        """Check the outcome of a root at its source. ``now``: without the time in which the source did not watch."""
+    def ended(
+        self, root: int, verdict: Verdict, reason: str, now: float, unwatched_s: Callable[[float], float]
+    ) -> Tree:
+        """Check the outcome of a root at its source. ``unwatched_s``: for how long since a time the source did not
+        watch, which makes no outcome late."""
         tree = self._trees.get(root)
         if tree is None:
             raise Violation("unknown root", f"an outcome {verdict.name} of a root that was not emitted")
         if tree.outcome is not None:
             raise Violation("outcome twice", f"{tree} is {verdict.name} ({reason}), and was {tree.outcome.name} before")
         tree.outcome = verdict
-        late_s = 0.0 if tree.began_at is None else now - tree.began_at - tree.timeout_s
+        due_at = now if tree.began_at is None else tree.began_at + tree.timeout_s
+        late_s = now - due_at - unwatched_s(due_at)
         if late_s > LATE_S and self.unreached_s(tree) < 1.0:
             raise Violation("late", f"{tree} is {verdict.name} ({reason}) {late_s:.1f} s after its timeout")
         if verdict == Verdict.ACKED:

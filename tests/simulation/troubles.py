@@ -29,6 +29,8 @@ from tests.simulation.scheduler import Scheduler
 
 # This share of a budget counts as the whole budget. The rest passes while the last failing try ends.
 NEARLY = 0.9
+# How long after the time of a session servers drop a server that they expected.
+DROP_S = 0.1
 # After waiting for a server in vain, a client waits only briefly for it during this time.
 SLOW_S = 60.0
 
@@ -148,6 +150,11 @@ class Troubles:
         """Whether a server has lost its state since then."""
         return bool(self._noted(self._losses, server, since))
 
+    def is_expected(self, server: int) -> bool:
+        """Whether clients wait for a server that has left the list, as no other server has reason to believe it yet."""
+        now = self._scheduler.now
+        return any(left == server and not self._is_noticed(server, start, now) for start, left in self._unlisted)
+
     def _was_unlisted(self, server: int, since: float) -> bool:
         absences = [(start, end) for start, end, left in self._relisted if left == server and end >= since]
         absences += [(start, self._scheduler.now + 1e-6) for start, left in self._unlisted if left == server]
@@ -171,7 +178,7 @@ class Troubles:
             believes_at = start
             for lost_at, back_at, whom in sorted(self._unheard, key=lambda each: each[0]):
                 if whom in (None, other) and lost_at <= believes_at < back_at + self._case.session_s:
-                    believes_at = back_at + self._case.session_s
+                    believes_at = back_at + self._case.session_s + DROP_S
             if other != server and believes_at < end:
                 return True
         return False

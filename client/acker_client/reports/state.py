@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,7 @@ from acker_client.rpc.delivery import Delivery, ReportResult
 from acker_client.rpc.side_by_side import do_all
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope, Status
-from acker_protocol.placement import Member, View, place
+from acker_protocol.placement import View, place
 
 # How long to look for servers before a report that goes to the only server anyway.
 GREETING_S = 1.0
@@ -179,28 +179,39 @@ class ClientState:
         return all(has_heard_all for _, has_heard_all in asked)
 
     def _asked_for(self, session: int) -> tuple[Published | None, bool]:
-        """Ask all servers at once. Return the newest publication of a source, and whether every server answered."""
-        cluster, found = self.cluster, list[Published]()
-
-        def ask_member(member: Member) -> None:
-            deadline = cluster.patience(GREETING_S).deadline
-            reply = cluster.caller_of(member).once(lambda transport, left_s: transport.pins(session, left_s), deadline)
-            if reply.status == Status.APPLIED and reply.pins:
-                found.append(decode(session, reply.pins))
-
+        """Return the newest publication of a source, and whether every server in the view has answered."""
+        cluster = self.cluster
         members = dict.fromkeys(cluster.view(cluster.patience()).members)
         if session in self.joined:
             members |= dict.fromkeys(member for pin in self.joined[session].pins for member in pin.placement.members)
-        deadline = cluster.patience(GREETING_S).deadline
-        calls = do_all(cluster.side_by_side, [partial(ask_member, member) for member in members], deadline)
-        failures = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
-        for error in failures:
-            if error is not None and not isinstance(error, RETRYABLE):
+        addresses = dict.fromkeys(map(cluster.address_of, members))
+        found, errors = self._published_at(addresses, session)
+        for error in errors:
+            if not isinstance(error, RETRYABLE):
                 raise error
+        if not found:
+            # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
+            unlisted = [address for address in cluster.settings.servers if address not in addresses]
+            found, _ = self._published_at(unlisted, session)
         newest = max(found, key=lambda each: each.version, default=None)
         for pin in () if newest is None else newest.pins:
             cluster.hear_of(pin.placement)
-        return newest, not any(failures)
+        return newest, not errors
+
+    def _published_at(self, addresses: Iterable[str], session: int) -> tuple[list[Published], list[BaseException]]:
+        """Ask the servers there at once. Return what they know that a source has published, and their errors."""
+        cluster, found = self.cluster, list[Published]()
+
+        def ask(address: str) -> None:
+            deadline = cluster.patience(GREETING_S).deadline
+            reply = cluster.caller(address).once(lambda transport, left_s: transport.pins(session, left_s), deadline)
+            if reply.status == Status.APPLIED and reply.pins:
+                found.append(decode(session, reply.pins))
+
+        deadline = cluster.patience(GREETING_S).deadline
+        calls = do_all(cluster.side_by_side, [partial(ask, address) for address in addresses], deadline)
+        errors = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
+        return found, [error for error in errors if error is not None]
 
     # -- inside
 
