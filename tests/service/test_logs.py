@@ -178,12 +178,13 @@ def test_a_rate_limit_has_a_bound_however_many_keys_there_are(clock: Clock) -> N
 
 def test_text_from_outside_cannot_forge_a_log_line_or_field() -> None:
     stream, logger = io.StringIO(), logging.getLogger("acker.test")
-    before = logging.root.handlers[:]
+    before, level = logging.root.handlers[:], logging.root.level
     try:
         logs.configure(stream, format="text", level="info")
         Log(logger.name).info("source_opened", source="a\rb", detail="\x1b[2J", other="x pending=1", plain="orders-ü")
     finally:
         logging.root.handlers[:] = before
+        logging.root.setLevel(level)
     assert stream.getvalue().endswith('source="a\\rb" detail="\\u001b[2J" other="x pending=1" plain=orders-ü\n')
     assert len(stream.getvalue().splitlines()) == 1
 
