@@ -1,4 +1,4 @@
-"""Transcripts: commands, one a line, each with what followed from it, indented. ``#`` begins a comment."""
+"""Transcripts: one command per line, followed by its answers on indented lines. ``#`` begins a comment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def retold(text: str, say: Callable[[str], list[str]]) -> str:
-    """A transcript with what ``say(command)`` gives now."""
+    """Return the transcript with the answers that ``say(command)`` gives now."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith((" ", "\t")):

@@ -1,4 +1,4 @@
-"""Random trees and DAGs of records, with their own account of what is still open: the oracle of the fault tests."""
+"""Random trees and DAGs of records that count their own open records: the oracle of the fault tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Record = dict[int, int]
 
 @dataclass(frozen=True)
 class Update:
-    """What one step says of one root: ``edge`` (XOR of all consumed) is done, ``emitted`` are new; or it fails."""
+    """One step's report on one root. ``edge``: XOR of the consumed edges. ``emitted``: new edges, none if it fails."""
 
     root: int
     edge: int
@@ -32,7 +32,7 @@ class Forest:
     _open_of: dict[int, int] = field(default_factory=dict)
 
     def plant(self, root: int) -> tuple[int, list[int]]:
-        """Start the tree of a root: (root, its first edges). One in twenty has no consumer at all."""
+        """Start the tree of a root; return (root, its first edges). One tree in twenty has no edges."""
         edges = [self._edge() for _ in range(self.dice.choice([0, *[1] * 9, *[2] * 6, *[3] * 4]))]
         self.started[root] = edges
         self._open_of[root] = 0

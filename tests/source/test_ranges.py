@@ -1,4 +1,4 @@
-"""Ranges beside a twin that keeps a set of positions."""
+"""Ranges compared with a reference model, a plain set of positions."""
 
 from __future__ import annotations
 

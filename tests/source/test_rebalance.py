@@ -1,4 +1,4 @@
-"""Groups with a ZooKeeper in memory: polls, losses, lost answers and commits in any order."""
+"""Groups with an in-memory ZooKeeper: polls, lost sessions, lost answers and commits in random order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.source.memory_zookeeper import MemoryZooKeeper
 
 
 class Driver:
-    """A simple driver: it reads a record of each of its partitions, and commits."""
+    """A simple driver: it reads one record from each of its partitions and commits it."""
 
     def __init__(self, world: World, member: str, assignor: str) -> None:
         self.world, self.member = world, member
@@ -76,11 +76,11 @@ class Driver:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether its session has ended without a node left. It sleeps on, and another process may take its name."""
+        """Whether the session has expired and its member node is gone. Another process may take the driver's name."""
         return self.session.is_expired and self.group.paths.id(self.group.consumer) not in self.world.zookeeper.nodes
 
     def sees(self, partitions: tuple[str, ...] | None) -> None:
-        """Set the partitions that it knows; None: all."""
+        """Set the partitions that this driver knows; None means all."""
         self.seen = partitions
 
     def notice(self) -> None:
@@ -89,7 +89,7 @@ class Driver:
 
 
 class World:
-    """Knows who committed what, and what must not be committed."""
+    """Tracks the last owner and the committed offset of each partition, and rejects wrong commits."""
 
     def __init__(self) -> None:
         self.zookeeper = MemoryZooKeeper()
@@ -154,7 +154,7 @@ def test_no_commit_is_lost_or_made_by_two_and_in_the_end_each_partition_has_one_
 
 
 def turn(drivers: dict[str, Driver], name: str, do: Callable[[], None]) -> None:
-    """Let a driver act. If two have the same member's name, one of them ends sooner or later, with an error."""
+    """Let a driver act. If two drivers have the same member name, one of them eventually ends with an error."""
     driver = drivers[name]
     try:
         do()
@@ -198,7 +198,7 @@ def act(world: World, drivers: dict[str, Driver], name: str, action: str) -> Non
 
 
 def pair(assignor: str = "range", partitions: int = 4) -> tuple[World, Driver, Driver]:
-    """Two drivers, the first of which has all partitions."""
+    """Return a world with two drivers. The first one owns all partitions."""
     world = World()
     world.partitions = tuple(f"t/{i}" for i in range(partitions))
     one = Driver(world, "one", assignor)
@@ -240,7 +240,7 @@ def test_claims_are_all_or_none_and_are_tried_again() -> None:
     world, one, two = pair()
     one.poll()
     one.release()
-    # Somebody who does not know of the second driver takes one of its partitions between its look and its claim.
+    # Another session takes one of the second driver's partitions between the driver's read and its claim.
     paths, node = two.group.paths, one.group.consumer.encode()
     seen = two.group._seen()
     world.zookeeper.apply([Create(paths.owner("t/3"), node, is_ephemeral=True)], 99)
@@ -301,14 +301,14 @@ def test_a_driver_that_slept_cannot_commit_though_the_new_owners_node_looks_as_i
 def test_own_partitions_are_saved_although_others_were_lost() -> None:
     world, one, _ = pair(partitions=3)
     paths = one.group.paths
-    # By hand, which nobody should.
+    # As if somebody deleted the node by hand.
     del world.zookeeper.nodes[paths.owner("t/1")]
     with pytest.raises(Fenced) as fenced:
         one.store.save(dict.fromkeys(world.partitions, Committed(Ranges.below(5))))
     assert fenced.value.partitions == ("t/1",)
     loaded = one.store.load()
     assert {each: loaded[each].done.prefix for each in loaded} == {"t/0": 5, "t/2": 5}
-    # And it comes round: what was fenced is lost, and then claimed anew.
+    # The driver recovers: it loses the fenced partition, and claims it again.
     assert one.poll().lost == ("t/1",)
     assert "t/1" in one.poll().assigned
 
@@ -326,7 +326,7 @@ def test_a_deleted_member_node_is_registered_again() -> None:
 
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
 def test_a_member_with_an_outdated_list_leaves_no_partition_without_an_owner(assignor: str) -> None:
-    """The first one's list is old: of its four partitions it takes two. The second one sees eight."""
+    """The first member's list is outdated and has four partitions. The second member sees eight."""
     world, one, two = pair(assignor)
     one.sees(world.partitions)
     for driver in (one, two):
@@ -365,7 +365,7 @@ def test_the_node_of_a_dead_session_of_its_own_name_is_waited_for() -> None:
 
     group = ZooKeeperGroup("memory", "g", member="one", session=zookeeper.session(), clock=clock)
     group.open("orders", lambda: ("t/0",))
-    # So is an owner's node: it is not taken for the one that this session made.
+    # The member waits for the old owner node, too. It must not take that node for its own.
     assert group.poll() == Handover()
     zookeeper.expire(1)
     assert group.poll().assigned == ("t/0",)
@@ -378,7 +378,7 @@ def test_a_source_whose_name_was_taken_during_a_lost_session_ends_with_an_error(
     world.zookeeper.apply([Create(path, b"{}", is_ephemeral=True)], 99)
     one.notice()
     assert one.poll().lost == world.partitions
-    # It may be its own, of the session that was lost.
+    # Until the session timeout, the node may be left over from its own lost session.
     for _ in range(4):
         world.now_s += 1.0
         assert one.poll() == Handover()

@@ -1,4 +1,4 @@
-"""The retry schedule beside a twin with one object per record, and the policy at its edges."""
+"""The retry schedule compared with a reference model, and edge cases of the retry policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attempt:
 
 @dataclass
 class Twin:
-    """One object per record; draw is 1, so that a delay is its bound."""
+    """Reference model with one object per record. The random draw is always 1, so each delay is at its bound."""
 
     retry: Retry
     records: dict[int, Attempt] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Whole runs in a group in ZooKeeper: random batches, failures, lost sessions, lost answers, crashes and stops.
 
-Runs, group and checkpoint are the real ones; server, executors, clock and ZooKeeper are in memory.
+Runs, group and checkpoint are real. Server, executors, clock and ZooKeeper are in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Member:
 
 @dataclass
 class Watching(Listener):
-    """Checks that no source emits a record that is done in the checkpoint that it read."""
+    """Checks that no source emits a record that the checkpoint already has as done."""
 
     sources: Sources
     group: ZooKeeperGroup
@@ -51,7 +51,7 @@ class Watching(Listener):
 
 @dataclass
 class Sources:
-    """Up to three sources of a group."""
+    """A group of up to three sources, and the steps that may happen to them."""
 
     cluster: Cluster
     dice: random.Random
@@ -121,7 +121,7 @@ class Sources:
         self.log.append(self.dice.choice(PARTITIONS), self.dice.randrange(1, 6))
 
     def expire(self, name: str) -> None:
-        """End its session; the source does not know yet."""
+        """End the session of a source, which does not know it yet."""
         if name in self.members and not self.members[name].session.is_expired:
             self.members[name].session.expire()
 

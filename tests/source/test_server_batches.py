@@ -1,4 +1,4 @@
-"""A batch's room at the server: opened, opened again and given up while the server forgets things."""
+"""Opening a batch at the server, opening it again after the server lost its state, and giving up at the deadline."""
 
 from __future__ import annotations
 

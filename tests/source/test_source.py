@@ -194,7 +194,7 @@ def test_the_share_of_dead_letters_counts_all_answered_records(cluster: Cluster)
     with pytest.raises(TooManyDeadLetters, match=r"39 of 390 records .* max_dead_share=0\.05"):
         cluster.source(max_dead_share=0.05, **options).run(NO_SPARK, tenth_is_bad)
     assert letters(cluster) == []
-    # The good records of the batch are committed, so only the bad ones are read again, and are a tenth as before.
+    # The good records are committed, so only the bad ones are read again. They are still a tenth of all records.
     again = cluster.source(max_dead_share=0.25, **options)
     again.run(NO_SPARK, tenth_is_bad)
     assert (again.summary().records, again.summary().dead_lettered) == (39, 39)
@@ -403,7 +403,7 @@ class UserError(Exception):
 
 
 def _break(batch: Batch) -> None:
-    """Left by ``break``: see ``_leave``."""
+    """Do nothing: the loop ends with ``break`` anyway."""
 
 
 def _raise(batch: Batch) -> None:
@@ -541,7 +541,7 @@ def test_output_of_an_abandoned_batch_is_removed_unless_it_may_be_acked(cluster:
     assert taken_back == [2, 100]
     for batch in cluster.source(batch_records=10).batches(NO_SPARK):
         batch.on_abandon(partial(taken_back.append, 200))
-        # What a sink wrote of this batch and of another one may be ACKED there.
+        # A sink also wrote rows of another batch, which may be ACKED, so the output must stay.
         frame_of(batch).evidence.is_shared = True
         break
     assert taken_back == [2, 100]
@@ -552,7 +552,7 @@ def test_output_of_an_abandoned_batch_is_removed_unless_it_may_be_acked(cluster:
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["settled", "left"])
 def test_a_step_that_comes_after_the_batch_was_judged_done_is_never_run(cluster: Cluster, is_left: bool) -> None:
-    """A thread of the user's that outlives the loop's body adds the step."""
+    """The listener stands in for a user thread that outlives the loop body and adds the step."""
     cluster.write("a.txt", "only")
     taken_back: list[str] = []
 
@@ -679,7 +679,7 @@ def test_a_server_that_restarts_in_the_middle_of_a_batch_costs_replays_only_with
 
 
 def losing(cluster: Cluster) -> type[AckerClient]:
-    """A client whose server loses its state just before the second batch is opened."""
+    """Return a client class whose server loses its state just before the second batch is opened."""
     asked: list[int] = []
 
     class Losing(AckerClient):
@@ -702,7 +702,7 @@ def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_
 
 def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_replay(cluster: Cluster) -> None:
     class Slow(Polling):
-        """Delivers each result one poll later."""
+        """Delivers each result with interrupted batches one poll later."""
 
         held: WatchResult | None = None
 

@@ -1,4 +1,4 @@
-"""Random faults in any order: every record is acked or dead-lettered, and none is acked that was not processed."""
+"""Random faults in any order: every record is acked or dead-lettered, and no record is acked without its write."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAULTS = [
 
 @dataclass
 class Judge(Log):
-    """Notes the roots under which records were acked."""
+    """Collects the root ids of acked records."""
 
     acked_roots: list[int] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class Judge(Log):
 
 @dataclass
 class Job:
-    """User code in which the k-th batch meets the k-th fault. ``committed``: roots whose rows were durably written."""
+    """User code that meets the k-th fault in the k-th batch. ``committed``: roots whose rows were durably written."""
 
     cluster: Cluster
     faults: list[str]
@@ -68,7 +68,7 @@ class Job:
         self._server(fault)
 
     def _fail(self, frame: Frame, fault: str) -> None:
-        """The write does not commit; the user swallows the exception or not."""
+        """Fail the write. The user code swallows the exception if the fault is "swallows"."""
         if fault == "loses and dies":
             self.cluster.server.start(with_state=False)
         frame.evidence.error = OSError("no commit")
@@ -83,7 +83,7 @@ class Job:
         elif fault == "away":
             self.cluster.stop_for(7.0)
         elif fault == "away for long":
-            # Longer than the lease, shorter than the source's deadline: beyond that it stops, and says so.
+            # Longer than the lease, but shorter than the deadline after which the source stops with an error.
             self.cluster.stop_for(50.0)
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a source, as text, read by the real parser and by promtool."""
+"""The metrics page of a source, read by Prometheus's own parser and by promtool."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Runs of a source as readable conversations: ``tests/source/transcripts``.
+"""Runs of a source, compared with the transcripts in ``tests/source/transcripts``.
 
-After an intended change, write them again (``python -m tests.source.test_source_transcripts``) and read
-the difference.
+After an intended change, regenerate them (``python -m tests.source.test_source_transcripts``) and review the diff.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def test_there_are_transcripts_and_the_drawn_ones_are_of_their_seeds() -> None:
 
 @dataclass
 class Ends:
-    """The records of a transcript, by what happened to them."""
+    """The records of a transcript, grouped by what happened to them."""
 
     appended: set[str] = field(default_factory=set)
     compacted: set[str] = field(default_factory=set)
@@ -88,7 +87,7 @@ def test_each_record_of_a_drawn_schedule_ends_once_for_each_time_it_was_emitted_
 
 
 def write() -> None:
-    """Write all transcripts again."""
+    """Regenerate all transcripts."""
     for seed in SEEDS:
         (FOLDER / f"schedule_{seed}.txt").write_text(schedule(seed))
     for path in FOLDER.glob("*.txt"):

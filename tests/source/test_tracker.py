@@ -1,4 +1,4 @@
-"""The tracker compared with a twin that has an object per emission, and its bounds on work and memory."""
+"""The tracker compared with a reference model, and its bounds on work and memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACKED, FAILED, TIMED_OUT, LOST = (int(verdict) for verdict in Verdict)
 
 @dataclass
 class Twin:
-    """The same rules, one dict entry an emission and one a record."""
+    """Reference model: the same rules, with plain lists, dicts and sets."""
 
     base: int
     emissions: list[int] = field(default_factory=list)
@@ -213,7 +213,7 @@ def test_an_outcome_after_its_emission_was_forgotten_is_a_repetition_not_a_stran
 
 
 def test_an_outcome_that_comes_after_its_record_went_to_another_source_makes_no_other_record_done() -> None:
-    """Emissions of a batch that is not held: its roots are still pending when its partition is revoked."""
+    """The batch is not held, so its roots are still pending when the partition is revoked."""
     tracker = Tracker(5)
     gone = tracker.emit(np.arange(10))
     tracker.emit(np.arange(10, 30))
@@ -254,7 +254,7 @@ def test_done_records_are_forgotten_so_memory_follows_records_in_flight() -> Non
 
 
 def test_work_for_an_outcome_does_not_grow_with_the_number_of_outcomes() -> None:
-    """A call makes a fixed number of passes over blocks of 65,536: no Python code runs per outcome."""
+    """A call makes a fixed number of passes over blocks of 65,536 outcomes, and runs no Python code per outcome."""
     lines = {outcomes: _lines_run(outcomes) for outcomes in (10_000, 65_536, 655_360)}
     assert lines[65_536] < lines[10_000] + 200
     assert lines[655_360] < 10 * lines[65_536]

@@ -1,4 +1,4 @@
-"""The watcher's thread: its log and its end when watches fail."""
+"""The watcher's thread when watches fail: what it logs, and when it ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from acker_client.source.engine.watcher import ERRORS_A_LINE, Watcher
 
 
 class Refusing:
-    """A client whose watches are refused this many times, succeed once, are refused once more, and then it is
-    closed."""
+    """A client that refuses ``refusals`` watches, then answers one. It refuses one more, and then it is closed."""
 
     def __init__(self, refusals: int) -> None:
         self._answers: list[Any] = [errors.Rejected("no")] * refusals + [WatchResult(), errors.Rejected("no again")]

@@ -29,7 +29,7 @@ from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 PARTITIONS = tuple(f"orders/{i}" for i in range(12))
 SESSION_S = 1.5
 LIMIT_S = 60.0
-# Most records of a partition in one round: a batch of 25, and the late ones (every seventh) of the batch before.
+# The most records of a partition in one round: a batch of 25, and the late records (every seventh) of the last batch.
 ROUND = 25 + 25 // 7 + 1
 
 
@@ -43,7 +43,7 @@ def eventually(holds: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def nodes(zookeeper_process: Any, zookeeper: str) -> Iterator[Any]:
-    """A client of the test's own, under a chroot of the test's own."""
+    """A ZooKeeper client for the test itself, under a chroot made for this test."""
     from kazoo.client import KazooClient
 
     client = KazooClient(zookeeper_process.address)
@@ -55,7 +55,7 @@ def nodes(zookeeper_process: Any, zookeeper: str) -> Iterator[Any]:
     client.close()
 
 
-# -- what is refused
+# -- errors at the start
 
 
 def test_a_zookeeper_that_is_not_there_is_an_error_at_the_start() -> None:
@@ -97,7 +97,7 @@ def test_two_members_of_one_name_are_refused(nodes: Any, zookeeper: str, monkeyp
     two.close()
 
 
-# -- what stands in ZooKeeper
+# -- the nodes in ZooKeeper
 
 
 def test_zookeeper_has_the_same_nodes_as_with_old_kafkas_consumers(nodes: Any, zookeeper: str) -> None:
@@ -170,7 +170,7 @@ def test_a_group_that_was_left_can_be_joined_again(nodes: Any, zookeeper: str) -
         loaded = store.load_partitions(PARTITIONS)
         assert loaded == ({each: Committed(Ranges.below(stop)) for each in PARTITIONS} if stop else {})
         store.save({each: Committed(Ranges.below(stop + 1)) for each in PARTITIONS})
-        # Close in the order of a run: the group before the store.
+        # A run closes the group before the store, too.
         group.close()
         store.close()
 
@@ -234,7 +234,7 @@ def test_while_zookeeper_is_away_a_source_goes_on_and_a_commit_waits(
 
 
 class Load:
-    """A log of files that grows, and members that read it, each a process."""
+    """A growing log of files, and the member processes that read it."""
 
     def __init__(self, folder: Path, hosts: str, assignor: str) -> None:
         self.log, self._folder = folder / "log", folder
@@ -309,7 +309,7 @@ def test_no_record_is_missing_when_one_of_three_drivers_is_killed_and_another_is
     group = load(assignor)
 
     def owned() -> dict[str, int]:
-        """Return the number of owner's nodes of each member."""
+        """Return the number of owner nodes of each member."""
         counts: dict[str, int] = defaultdict(int)
         names = {said[0]["consumer"]: name for name in group.members if (said := group.journal(name))}
         for partition in PARTITIONS:
@@ -348,8 +348,8 @@ def test_no_record_is_missing_when_one_of_three_drivers_is_killed_and_another_is
     record_property("repeated", repeated)
     record_property("unowned_s", round(unowned_s, 2))
     print(f"{assignor}: {12 * group.length} records, {repeated} repeated, unowned for {unowned_s:.2f} s at most")
-    # At most one round is repeated of each partition whose owner failed: four of b, which was killed, and six of c,
-    # which was stopped and reports them as lost. If the machine stalls, other members may lose partitions too.
+    # Each partition whose owner failed repeats at most one round. The killed b had four partitions. The stopped c had
+    # six, and reports them as lost. If the machine stalls, other members may lose partitions too.
     lost = sum(len(event["partitions"]) for said in journals.values() for event in said if event["what"] == "lost")
     assert lost >= 6
     assert repeated <= (4 + lost) * ROUND
@@ -372,7 +372,7 @@ def committed(nodes: Any) -> dict[str, list[int]]:
     return {each: json.loads(content)["done"] if content else [] for each, content in contents.items()}
 
 
-# -- the checker, which knows the journals and nothing of the code
+# -- the checker, which uses only the journals
 
 Journals = dict[str, list[dict[str, Any]]]
 
@@ -430,8 +430,8 @@ def positions_of(runs: list[int]) -> set[int]:
 
 
 def longest_unowned_s(journals: Journals, killed_s: float, stopped_s: float) -> float:
-    """Return the longest time in which a partition had no owner, after its first one. A stopped member owns nothing
-    until it is assigned something again.
+    """Return the longest time (in seconds) that a partition had no owner after its first one. A killed or stopped
+    member owns nothing from that moment until it is assigned partitions again.
 
     Asserts that no two members own a partition at once. Only a span that ends as lost may overlap, because its member
     noticed the loss late.
@@ -453,7 +453,7 @@ def longest_unowned_s(journals: Journals, killed_s: float, stopped_s: float) -> 
 
 
 def spans_of(name: str, journal: list[dict[str, Any]]) -> Iterator[tuple[float, float, str, str, str]]:
-    """Return each ownership of a partition: from, to, member, how it ended, and the partition."""
+    """Yield each ownership as (start, end, member, how it ended, partition)."""
     since_s: dict[str, float] = {}
     for event in journal:
         if event["what"] == "assigned":

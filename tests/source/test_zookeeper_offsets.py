@@ -1,4 +1,4 @@
-"""The checkpoint in ZooKeeper: content of its nodes, who may write them, and what is refused."""
+"""The checkpoint in ZooKeeper: the content of its nodes, and which source may write them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Group:
 
 @pytest.fixture
 def alone() -> Callable[..., ZooKeeperOffsets]:
-    """Open the checkpoint of one source, in one memory."""
+    """Return a function that opens the checkpoint of a source. All calls share one in-memory ZooKeeper."""
     zookeeper = MemoryZooKeeper()
 
     def start(source: str = "orders", kind: str = "kafka", **options: object) -> ZooKeeperOffsets:
@@ -70,7 +70,7 @@ def nodes_of(store: ZooKeeperOffsets) -> dict[str, Znode]:
     return store.session._zookeeper.nodes
 
 
-# -- what stands in a node
+# -- the content of a node
 
 
 def test_a_node_has_its_source_its_done_positions_and_its_writer() -> None:
@@ -135,7 +135,7 @@ def test_content_that_is_not_this_sources_checkpoint_is_refused(content: bytes |
         OFFSET.load(content)
 
 
-# -- one source's own
+# -- the checkpoint of a single source
 
 
 def test_a_source_without_a_group_loads_its_checkpoint(alone: Callable[..., ZooKeeperOffsets]) -> None:
@@ -264,11 +264,11 @@ def test_exactly_one_of_group_and_hosts_must_be_given() -> None:
         ZooKeeperOffsets()
 
 
-# -- a group's
+# -- the checkpoint of a group
 
 
 def test_a_late_commit_in_a_new_session_is_fenced_even_before_the_next_read() -> None:
-    """The session ends between the fence and the commit, and another member claims. Its owner's node looks the same."""
+    """The session ends between fence and commit, and another member claims. Its owner node has the same version."""
     members = Group()
     session, group, store = members.join("one")
     store.load_partitions(group.poll().assigned)
@@ -288,8 +288,7 @@ def test_a_late_commit_in_a_new_session_is_fenced_even_before_the_next_read() ->
 
 
 def test_a_commit_from_before_another_owner_is_fenced() -> None:
-    """A partition is assigned, lost, owned by another and assigned again. Only what was read after that may be
-    written."""
+    """The partition is lost, owned by another member, and assigned again. The store must load it before it may save."""
     members = Group()
     session, group, store = members.join("one")
     store.load_partitions(group.poll().assigned)
@@ -314,7 +313,7 @@ def test_a_commit_of_the_owner_before_that_comes_while_the_next_one_reads_is_rea
     session, group, store = members.join("one")
     store.load_partitions(group.poll().assigned)
     other_session, other, others = members.join("two")
-    # The first one's node is deleted by hand: only so can another read while it may still commit.
+    # Deletes the first member's nodes by hand. Otherwise no other member could read while the first may still commit.
     for each in members.partitions:
         del members.zookeeper.nodes[group.paths.owner(each)]
     assert other.poll().assigned == ("clicks/4",)

@@ -1,4 +1,4 @@
-"""A chain without Spark: its reports recorded, and a plain ledger that says what they add up to."""
+"""Runs chains without Spark, records their reports, and adds the reports up in a plain ledger."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def reading(texts: Sequence[str], at_once: int = 1000) -> Reading:
 def run(
     entry: Entry, steps: Iterable[Step], batches: Iterable[pa.RecordBatch] | None = None
 ) -> tuple[pa.Table, list[Report]]:
-    """What a chain gives, with tracking columns, and what it reports."""
+    """Run a chain; return its output, with tracking columns, and its reports."""
     sent: list[Report] = []
     given = [pa.RecordBatch.from_pydict({"id": [0]})] if batches is None else batches
     out = list(Chain(SETTINGS, entry, tuple(steps)).run(given, sent.append))
@@ -83,7 +83,7 @@ def run(
 
 
 def arriving(steps: Iterable[Step], table: pa.Table, at_once: int = 1000) -> tuple[pa.Table, list[Report]]:
-    """A chain of its own over rows that came through Spark, ``at_once`` rows a batch."""
+    """Run a separate chain over rows that came through Spark, ``at_once`` rows per batch."""
     return run(Arriving(), steps, table.combine_chunks().to_batches(at_once))
 
 
@@ -92,7 +92,7 @@ def rows_of(table: pa.Table) -> Rows:
 
 
 def ledger(reports: Iterable[Report]) -> dict[int, int]:
-    """XOR of everything said of each root, each identity counted once."""
+    """Return the XOR of all reported ack vals of each root. Each report identity counts once."""
     vals: dict[int, int] = {}
     seen = set()
     for report in reports:
@@ -105,7 +105,7 @@ def ledger(reports: Iterable[Report]) -> dict[int, int]:
 
 
 def failed(reports: Iterable[Report]) -> dict[int, str]:
-    """Root -> reason of what failed."""
+    """Return the reason of each failed root."""
     found: dict[int, str] = {}
     for report in reports:
         entries = report.entries
@@ -117,6 +117,6 @@ def failed(reports: Iterable[Report]) -> dict[int, str]:
 
 
 def ddl(text: str) -> StructType:
-    """Columns of strings and longs, as DDL reads them, without a session."""
+    """Parse a DDL schema of strings and longs without a Spark session."""
     kinds = {"long": LongType(), "string": StringType()}
     return struct_type(StructType([StructField(name, kinds[kind]) for name, kind in map(str.split, text.split(", "))]))

@@ -1,6 +1,6 @@
-"""A standalone Spark cluster in the driver's own JVM: a master and two workers, as ``local-cluster`` has them.
+"""A standalone Spark cluster in the driver's own JVM, like ``local-cluster``: a master and two workers.
 
-Two workers on two loopback addresses: Spark runs a speculative copy only on another host than the original.
+The workers have two loopback addresses, because Spark runs a speculative copy only on another host than the original.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
 def start_cluster(folder: Path, memory_mb: int = 700) -> str:
-    """Start the cluster, before any context; gives the address of its master. It ends with this process."""
+    """Start the cluster and return its master's URL. Call this before any SparkContext exists."""
     SparkContext._ensure_initialized()
     gateway: Any = SparkContext._gateway
     conf = gateway.jvm.org.apache.spark.SparkConf(False)

@@ -20,15 +20,15 @@ from tests.spark.local_conf import local_conf
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
-# Not named by this process: another one that was killed may have had its number, and left its tables there.
+# Not named after the process id: a killed process with the same id may have left its tables behind.
 LOCAL_DIR = Path(tempfile.mkdtemp(prefix="acker-spark-"))
 atexit.register(shutil.rmtree, LOCAL_DIR, ignore_errors=True)
-# What Spark's JVM and its Python daemon print, among it the tracebacks of workers that Spark has ended.
+# The output of Spark's JVM and its Python daemon, with the tracebacks of workers that Spark has ended.
 LOG = ROOT / ".build" / f"spark-{os.environ.get('PYTEST_XDIST_WORKER', 'tests')}.log"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start Spark before any other test of this run opens a gRPC channel: a fork beside gRPC's threads may hang."""
+    """Start Spark before any test opens a gRPC channel, because a fork beside gRPC's threads may hang."""
     start_spark_before(session, HERE)
 
 
@@ -40,10 +40,10 @@ def start_spark_before(session: pytest.Session, folder: Path) -> None:
 
 
 def _session() -> SparkSession:
-    # Workers unpickle by name: `tests.spark.faults`, and a test module's own by the bare name that pytest gives it.
+    # Workers import modules to unpickle: `tests.spark.faults`, and test modules under the bare names that pytest uses.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     LOCAL_DIR.mkdir(parents=True, exist_ok=True)
-    # Each attempt of a task that fails costs a Python worker; a second one shows what a fourth would.
+    # Each failed attempt of a task costs a Python worker, and two attempts show as much as Spark's default of four.
     with _stderr_to(LOG):
         spark = local_session("acker-tests", attempts=2, conf=local_conf(LOCAL_DIR))
     spark.sparkContext.setLogLevel("OFF")
@@ -52,7 +52,7 @@ def _session() -> SparkSession:
 
 @contextlib.contextmanager
 def _stderr_to(path: Path) -> Iterator[None]:
-    """Let processes that start meanwhile write their standard error into ``path``."""
+    """Redirect the standard error of processes that start inside this block to ``path``."""
     path.parent.mkdir(exist_ok=True)
     ours = os.dup(2)
     try:
@@ -73,7 +73,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(autouse=True)
 def _active_session() -> Iterator[None]:
-    """Python has one active session for all threads: that of a micro-batch has the settings of its query for good."""
+    """Restore the active session after each test. Python has one for all threads, and a micro-batch leaves its own."""
     before = SparkSession._activeSession
     yield
     if before is not None and SparkSession._instantiatedSession is not None:
@@ -82,7 +82,7 @@ def _active_session() -> Iterator[None]:
 
 @pytest.fixture
 def local_dir() -> Path:
-    """Where Spark keeps its shuffle files."""
+    """The folder in which Spark keeps its shuffle files."""
     return LOCAL_DIR
 
 

@@ -1,7 +1,7 @@
-"""A driver on Spark Connect that tries everything public, and prints what each call said: JSON, {call: error}.
+"""Calls every public function on Spark Connect, and prints the errors as JSON: {call: error}.
 
-A process of its own: PySpark keeps the mode for good. No server is there, so a call that asks one first would not say
-what it should.
+Runs in its own process, because PySpark cannot leave the Connect mode. No server runs, so a call that asks a server
+first fails with the wrong error.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def said(call: Callable[[], object]) -> str:
 if __name__ == "__main__":
     session: Any = SparkSession.builder.remote("sc://127.0.0.1:1").getOrCreate()
     session.client.set_retry_policies([])
-    # Else PySpark asks the server, before the first column, whether it shall note where columns are made.
+    # Otherwise PySpark asks the server, before the first column, whether to record where columns are created.
     errors._enable_debugging_cache = False  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as made:
         json.dump({name: said(call) for name, call in calls(session, Path(made)).items()}, sys.stdout)

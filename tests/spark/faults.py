@@ -1,4 +1,4 @@
-"""Faults on purpose, for code that runs in Spark's workers: each happens once, wherever it comes first."""
+"""Deliberate faults for code in Spark's workers. Each happens once, in the task that reaches it first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 
 
 def first_time(folder: Path, name: str = "once") -> bool:
-    """True for the first caller in any process, by a file that only one can create."""
+    """Return True to the first caller across all processes, by a file that only one of them can create."""
     try:
         os.close(os.open(folder / name, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -22,7 +22,7 @@ def first_time(folder: Path, name: str = "once") -> bool:
 
 
 def attempt_of(folder: Path, name: str) -> int:
-    """How often this was called before, over all processes: 0, 1, 2 ..."""
+    """Return how often this was called before, across all processes: 0, 1, 2 ..."""
     number = 0
     while not first_time(folder, f"{name}.{number}"):
         number += 1
@@ -39,19 +39,19 @@ def await_file(path: Path) -> None:
 
 
 def task() -> TaskContext:
-    """The task that calls this."""
+    """Return the context of the calling task."""
     context = TaskContext.get()
     assert context is not None
     return context
 
 
 def kill_this_worker() -> None:
-    """SIGKILL, as the kernel does when memory runs out."""
+    """Send SIGKILL to this process, as the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def lose_shuffle_file(local_dir: Path) -> int:
-    """Delete one map task's shuffle output under ``spark.local.dir``; returns how many files went."""
+    """Delete one map task's shuffle output under ``spark.local.dir``; return the number of deleted files."""
     found = sorted(local_dir.glob("**/shuffle_*_0.data"), key=lambda path: path.stat().st_mtime)
     for path in found[-1:]:
         path.unlink(missing_ok=True)

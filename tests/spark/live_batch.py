@@ -1,6 +1,7 @@
 """A live batch: a test opens one batch of one source at a real server, runs and settles it, and reads its outcomes.
 
-A record is (number, text); its text is words. Spark's workers import this too (``conftest`` puts it on their path).
+A record is (number, text), and the text consists of words. Spark's workers import this module, too (``conftest`` puts
+it on their path).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ANSWER_S = 30.0
 
 @dataclass(frozen=True)
 class Lines:
-    """One slice of a batch: the texts of numbers ``start`` to ``stop``."""
+    """One slice of a batch: the texts of the numbers from ``start`` up to ``stop``."""
 
     start: int
     stop: int
@@ -43,7 +44,7 @@ class Lines:
 
 
 class LiveBatch:
-    """One batch. ``df`` is its frame; ``settle()`` ends it and gives the verdict of each number."""
+    """One batch. ``df`` is its frame. ``settle()`` ends it and returns the verdict of each record number."""
 
     names = itertools.count()
 
@@ -79,7 +80,7 @@ class LiveBatch:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the batch must not be settled as done; None if it may be. ``settle`` abandons a batch with an error."""
+        """The reason why ``settle`` must abandon the batch; None if the batch may be settled as done."""
         return self.frame.evidence.judge()
 
     def settle(self, settlement: Settlement | None = None) -> dict[int, Verdict]:
@@ -128,5 +129,5 @@ def words_of(texts: Sequence[str]) -> set[tuple[int, str]]:
 
 
 def texts(count: int, words: int = 3) -> list[str]:
-    """``count`` texts of ``words`` different words each."""
+    """Return ``count`` texts of ``words`` different words each."""
     return [" ".join(f"w{number}.{word}" for word in range(words)) for number in range(count)]

@@ -1,6 +1,6 @@
-"""A driver program of its own: every executor is killed once a frame's rows are counted; prints JSON.
+"""A driver program that kills every executor after a frame's rows were counted, and prints JSON.
 
-``python lost_rows.py SERVER FOLDER drawn|same``: the frame is of random rows, or of the same each time.
+``python lost_rows.py SERVER FOLDER drawn|same``: the frame's rows are random, or the same at each evaluation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def executors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The process of the executor that a task runs in: the parent of Spark's daemon, whose child runs the task."""
+    """Yield the pid of the executor: the parent of Spark's Python daemon, whose child runs this task."""
     for _ in batches:
         status = Path(f"/proc/{os.getppid()}/status").read_text()
         (parent,) = (line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))

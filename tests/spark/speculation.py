@@ -1,8 +1,8 @@
-"""A driver program of its own: one batch on a cluster that speculates; prints JSON.
+"""A driver program that runs one batch on a cluster with speculation, and prints JSON.
 
 ``python speculation.py SERVER FOLDER``.
 
-Task 1 of the writing stage waits, after it has reported, until its speculative copy has reported as well.
+Task 1 of the writing stage reports, then waits until its speculative copy has reported, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def words(row: Row) -> Iterator[tuple[int, str]]:
 
 
 def both_at_the_end(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Hand rows on; at the end the first attempt of task 1 waits for the second to come there too."""
+    """Return a step that passes rows on. At the end, the first attempt of task 1 waits for the second to get there."""
 
     def hand_on(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
@@ -61,7 +61,7 @@ def main(server: str, folder: Path) -> None:
     def save(rows: DataFrame) -> None:
         rows.mapInArrow(wait, rows.schema).write.parquet(str(folder / "out"))
 
-    # Many tasks, so that the median of their times, which speculation goes by, is not that of the first, slow one.
+    # Speculation compares a task with the median time, so there must be many tasks beside the slow first one.
     with LiveBatch(spark, server, texts(20), slices=10) as batch:
         save(batch.df.transform(words))
         verdicts = batch.settle()

@@ -1,4 +1,4 @@
-"""Anchors between Arrow and uint64: no id is ever rounded, no row loses its anchors."""
+"""Conversion of anchors between Arrow and uint64: no id is ever rounded, and no row loses its anchors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Blame: a mistake of the program's stops the run and costs no record a retry; what a row may have caused does not."""
+"""Blame: a bug in the program stops the run and costs no record a retry. An error that a row may have caused does not
+stop the run."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def source(folder: Path) -> Files:
     return Files(f"{folder}/in.txt", name="lines", dead_letters=folder / "dead.jsonl", retry=QUICK, max_dead_share=1.0)
 
 
-# To a type checker each of these calls is the mistake that it is.
+# Typed as Any, because a type checker refuses the wrong calls below.
 any_save: Any = save
 any_items: Any = items
 

@@ -1,4 +1,4 @@
-"""Stages without Spark: what is reported, when, and that fusing, batches and partitions change nothing of it."""
+"""Chains without Spark: what they report, and when. Fusing, batch sizes and partitions must not change the reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_arrow(batch: pa.RecordBatch) -> Any:
 
 
 def as_sent(reports: Sequence[Report]) -> list[Any]:
-    """Reports, byte for byte."""
+    """Return everything in the reports that must be equal."""
     return [
         (
             r.identity,
@@ -138,7 +138,7 @@ def test_an_empty_slice_says_what_it_covers_and_is_not_another_empty_slice() -> 
 
 
 class Gap:
-    """A slice in which there is nothing."""
+    """A slice without records."""
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
@@ -148,7 +148,7 @@ class Gap:
 
 
 class Numbers(Gap):
-    """A slice that gives the numbers it is told to."""
+    """A slice whose records have the numbers ``given``."""
 
     given: tuple[int, ...] = ()
 

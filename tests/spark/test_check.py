@@ -1,4 +1,4 @@
-"""`check(spark)`: one small task an executor says what is there and whether the server is reachable."""
+"""`check(spark)`: one small task per executor reports the installed versions and whether it reaches the server."""
 
 from __future__ import annotations
 

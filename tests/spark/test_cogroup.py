@@ -1,4 +1,4 @@
-"""Cogroup: what its task reports without Spark, and in Spark, against a real server, beside the plain program."""
+"""Cogroup: the reports of its task without Spark, and its rows in Spark, compared with Spark's own cogroup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OTHER = BatchScope(session=8, number=5, first=1 << 50)
 
 
 def joined(left: pa.Table, right: pa.Table) -> Any:
-    """A row for each pair of the two, and for each row of the left that has none."""
+    """Return a row for each pair of left and right rows, or for each left row if there are no right ones."""
     ours, theirs = left["text"].to_pylist(), right["text"].to_pylist()
     pairs: list[tuple[int, int | None]] = list(itertools.product(range(len(ours)), range(len(theirs))))
     pairs = pairs or [(at, None) for at in range(len(ours))]
@@ -54,7 +54,7 @@ joins = cogroup("key", "text string", name="joins")(joined)
 
 @cogroup("key", "key long, left long, right long")
 def counts(key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> Any:
-    """One row a key, of all of both; none where the key is 2."""
+    """Return one row per key, with all rows of both sides as its parents, and no row for key 2."""
     if key[0].as_py() == 2:
         return pa.table({"key": [], "left": [], "right": []}), "all"
     return pa.table({"key": [key[0].as_py()], "left": [left.num_rows], "right": [right.num_rows]}), "all"
@@ -71,7 +71,7 @@ def raises(left: pa.Table, right: pa.Table) -> Any:
 
 
 def read(texts: Sequence[str], scope: BatchScope) -> tuple[pa.Table, list[Report]]:
-    """The rows of a source that has these texts; the key of one is its length."""
+    """Read a source with these texts; return its rows and reports. The key of a row is the length of its text."""
     table, reports = run(Reading(scope, (Texts(tuple(texts)),)), [])
     keys = pa.array([len(text) for text in table["text"].to_pylist()], pa.int64()) if table.num_rows else None
     return (table.append_column("key", keys) if keys is not None else table), reports
@@ -85,7 +85,7 @@ def task_of(it: Any, right_is_tracked: bool = True) -> CogroupTask:
 def cogrouped(
     task: CogroupTask, left: pa.Table, right: pa.Table, order: Callable[[int], Any] = np.arange
 ) -> tuple[pa.Table, list[Report]]:
-    """What the task makes of all keys, and its report. ``order``: in which rows arrive."""
+    """Return the task's rows for all keys, and its reports. ``order``: the order in which rows arrive."""
     sides = [table.take(pa.array(order(table.num_rows))) for table in (left, right)]
     keys = sorted({key for table in sides for key in table["key"].to_pylist()})
     parts = []
@@ -279,7 +279,7 @@ def keyed(df: DataFrame, key: str) -> DataFrame:
 
 
 def plain(left: DataFrame, right: DataFrame, it: Any, schema: str) -> list[Row]:
-    """What Spark's own cogroup makes of the rows, with the same function."""
+    """Return the rows that Spark's own cogroup makes with the same function."""
 
     def of_key(key: Any, ours: pa.Table, theirs: pa.Table) -> pa.Table:
         given = it.function(key, ours, theirs) if it.takes_key else it.function(ours, theirs)
@@ -300,7 +300,7 @@ def test_two_frames_of_a_batch_give_what_the_plain_program_gives_and_are_done(
     spark: SparkSession, server: Any, it: Any, schema: str, seed: int
 ) -> None:
     dice = random.Random(seed)
-    # Keys that one side has alone, and null among them.
+    # Some keys are on one side only, and one key is null.
     ours, theirs = (f"nullif((number * {dice.randrange(1, 9)} + {at}) % {5 + at}, 4)" for at in (0, 3))
     with LiveBatch(spark, server.address, texts(12)) as live:
         left, right = branch(live.df, 2)
@@ -323,7 +323,7 @@ def test_a_cogroup_of_groups_and_rows_is_taken_on_by_further_steps(spark: SparkS
         )
         made = keyed(left, "number % 4").transform(once).transform(joins, keyed(right, "number % 6"))
         twice = operator("text string", name="twice")(lambda row: [(row.text,), (row.text,)])
-        # Of keys 0 to 3 on the left each meets two rows; keys 4 and 5 are on the right alone.
+        # Keys 0 to 3 on the left meet two rows each. Keys 4 and 5 are on the right only.
         assert len(collect(made.repartition(2).transform(twice))) == 16
         assert live.settle() == ALL
 
@@ -367,7 +367,7 @@ def test_frames_of_two_sources_meet_and_each_batch_is_settled_by_its_own(
         sink(write, name="save")(made)
     verdict = ACKED if is_good else LOST
     assert (one.error is None, other.error is None) == (is_good, is_good)
-    # What the sink wrote is of both, so neither may take it back alone.
+    # The sink wrote rows of both batches, so neither batch may remove the output on its own.
     assert [each.frame.evidence.is_shared for each in (one, other)] == [True, True]
     assert (set(one.settle().values()), set(other.settle().values())) == ({verdict}, {verdict})
 

@@ -1,4 +1,4 @@
-"""Collector: what explicit emits, acks and fails of one partition add up to."""
+"""Collector: the reports of explicit emits, acks and fails in one partition."""
 
 from __future__ import annotations
 

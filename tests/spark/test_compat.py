@@ -1,4 +1,4 @@
-"""PySparks that the acker works with, and those that it does not, which are named; what differs between the former."""
+"""PySpark versions: errors for unsupported ones, and what differs between the supported ones."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_a_pipeline_says_that_the_pyspark_is_too_old_and_not_that_there_is_none(
 
 
 def test_a_pyspark_that_is_only_a_client_of_spark_connect_is_named_when_the_package_is_imported() -> None:
-    # What the distribution pyspark-client leaves out.
+    # The distribution pyspark-client lacks this module.
     assert last_line("import sys; sys.modules['pyspark.core'] = None; import acker_client.spark") == (
         f"ImportError: {compat.CONNECT}"
     )
 
 
 def beside_rows_without_ids(df: DataFrame) -> DataFrame:
-    """A row that descends from nothing before each that does: nulls in the columns of ids."""
+    """Add a row without ids (null in both columns) before each row."""
     rows = df.select("number", F.explode(F.array(F.lit(False), F.lit(True))).alias("is_ours"), "_root", "_edge")
     ours = [F.when(F.col("is_ours"), F.col(name)).alias(name) for name in ("_root", "_edge")]
     return rows.select("number", "is_ours", *ours)
@@ -107,7 +107,7 @@ def test_longs_and_texts_and_bytes_come_out_of_pandas_as_they_went_in() -> None:
     for values, kind in (([2**62 + 1, None], pa.int64()), ([None], pa.binary()), (["a", None], pa.string())):
         over_pandas = compat._over_pandas(lambda batches: (batch[0] for batch in batches), [kind])
         column = pa.array(values, kind)
-        # As Spark hands it in: a long as text.
+        # Spark passes a long as text.
         given = (column.cast(pa.string()) if kind == pa.int64() else column).to_pandas()
         taken = [compat._from_pandas(given, kind)]
         assert over_pandas.__name__ == "<lambda>"

@@ -1,4 +1,4 @@
-"""Spark Connect: each public entry says in one sentence that it does not work there yet."""
+"""Spark Connect: each public function raises an error with the sentence that it does not work there yet."""
 
 from __future__ import annotations
 

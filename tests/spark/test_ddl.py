@@ -1,4 +1,4 @@
-"""Schemas as text: what is read without a session is what Spark reads, and only what is surely broken is refused."""
+"""Schemas as text: without a session they are read as Spark reads them, and refused only if Spark refuses them, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are evaluated more than once, by code that is not the same each time: whose problem that becomes."""
+"""Rows that Spark evaluates more than once, with code that fails only the first time: which records are replayed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def flaky(folder: Path) -> Operator:
 
 
 class Tries(Listener):
-    """How often each record was tried again."""
+    """Counts the retries of each record."""
 
     def __init__(self) -> None:
         self.again: Counter[int] = Counter()
@@ -47,7 +47,7 @@ class Tries(Listener):
         self.again.update(retried.records.tolist())
 
     def on_fail(self, failed: Emissions, why: Failures) -> None:
-        """Nothing: what was not tried again is in the dead letters."""
+        """Do nothing: records that are not retried become dead letters."""
 
 
 def noop(rows: DataFrame) -> None:
@@ -81,7 +81,7 @@ def two_sinks(rows: DataFrame) -> None:
 
 
 def acks_counted_before(rows: DataFrame) -> None:
-    # A count needs no columns, and round robin deals rows without them out to other tasks.
+    # A count needs no columns, and round robin sends rows without columns to other tasks.
     acked = rows.repartition(3).select("number", AF.ack())
     acked.count()
     noop(acked)
@@ -99,14 +99,14 @@ def pairs(rows: pa.Table) -> Any:
 
 
 def groups_looked_at_after(rows: DataFrame) -> None:
-    # A look at groups outside of the sink: how many of them a task gets is decided anew for it.
+    # This looks at the groups outside of the sink, and Spark decides anew how many groups a task gets.
     grouped = rows.withColumn("key", F.expr("number div 2")).transform(pairs)
     left(grouped)
     grouped.isEmpty()
 
 
 def sorted_for_a_sink(rows: DataFrame) -> None:
-    # The bounds of the ranges are found by an evaluation of their own.
+    # Spark evaluates the rows once more to find the bounds of the ranges.
     left(rows.repartitionByRange(3, "number"))
 
 

@@ -1,4 +1,4 @@
-"""The evidence for *done*: what Spark did over a sink's rows, read off a table, and off real Spark."""
+"""The evidence that a batch is done: ``judge`` decides as the table of cases in its docstring says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASES = [
 
 
 def _actions(text: str) -> tuple[list[Action], dict[str, Any]]:
-    """``count, failed write + write``: actions one after the other, where "+" stands in their midst."""
+    """Parse the actions of a case. After "+", the next action begins before the one before it has ended."""
     found: list[Action] = []
     said: dict[str, Any] = {}
     at_ms, overlaps = 0.0, False

@@ -1,4 +1,4 @@
-"""The worked examples of the documents run as they stand, and every record of theirs is acked."""
+"""The worked examples of the documents run unchanged, and all their records are acked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = dict.fromkeys(range(3), ACKED)
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, Any]:
-    """Return what the block of examples defines."""
+    """Return the names that the program with the examples defines."""
     names: dict[str, Any] = {"__name__": "__main__"}  # as a script: its functions travel to workers by value
     exec(compile(programs.only("def each_item"), "examples.py", "exec"), names)
     return names

@@ -1,6 +1,6 @@
 """Every way in which a sink may treat its rows, on real Spark: what counts as delivered, and what does not.
 
-Forty records in four partitions, behind an operator. Each case says whether the batch is done, and if not, why.
+Each case gets forty records in four partitions, behind an operator. It says whether the batch is done, and if not, why.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def failing(rows: DataFrame) -> None:
 
 
 class Barred:
-    """Raises on rows until there is a file, which says so across processes."""
+    """Raises on rows until a file exists, which tasks in all processes see."""
 
     def __init__(self, place: str) -> None:
         self.path = Path(f"{place}.open")
@@ -143,7 +143,7 @@ class Barred:
 
 
 def _again(deliver: Callable[[], Any], place: str) -> None:
-    """A delivery that fails the first time, and is tried again."""
+    """Run a delivery that fails the first time, then run it again."""
     suppressing(deliver)
     _in_the_way(f"{place}.open")
     deliver()
@@ -154,7 +154,7 @@ def _barred(rows: DataFrame, place: str) -> DataFrame:
 
 
 def _insert_again(rows: DataFrame) -> None:
-    """The first time the table is missing."""
+    """Insert twice. The table is missing the first time."""
     spark, table, view = rows.sparkSession, f"late_{new_tag()}", f"v_{new_tag()}"
     rows.createOrReplaceTempView(view)
     insert = partial(spark.sql, f"insert into {table} select word, number from {view}")
@@ -165,7 +165,7 @@ def _insert_again(rows: DataFrame) -> None:
 
 
 def _flaky_sql(rows: DataFrame, place: str) -> None:
-    """The first time there is something in the way."""
+    """Run the statement twice. The first time, a file blocks its folder."""
     rows.createOrReplaceTempView("v")
     _in_the_way(place)
     sql = f"insert overwrite directory '{place}/out' using parquet select * from v where number >= 0"
@@ -185,7 +185,7 @@ def _by_day_of_rows(rows: DataFrame, place: str) -> None:
 
 
 def _by_day_and_day_0_fails(rows: DataFrame, place: str) -> None:
-    """A loop over days with each write in a try/except that logs."""
+    """A loop over days with each write in a try/except; the write of day 0 fails."""
     for day in range(3):
         part = rows.where(f"number % 3 = {day}")
         suppressing(partial((no_room(part) if day == 0 else part).write.parquet, f"{place}/{day}"))
@@ -204,7 +204,7 @@ def _by_day_counted(rows: DataFrame, place: str) -> None:
 
 
 def _by_day_checkpointed(rows: DataFrame, place: str) -> None:
-    """As above, where each day is behind a checkpoint that Spark makes when it is counted."""
+    """As above, but each day is behind a lazy checkpoint, which Spark makes at the count."""
 
     def save(day: int) -> None:
         part = (no_room(rows) if day == 0 else rows).where(f"number % 3 = {day}").localCheckpoint(eager=False)
@@ -216,7 +216,7 @@ def _by_day_checkpointed(rows: DataFrame, place: str) -> None:
 
 
 def _count_and_save(rows: DataFrame, place: str) -> None:
-    """A count keeps the sink from its first write."""
+    """Two writes, each after a count. The first count fails, so the first write never runs."""
 
     def save(name: str) -> None:
         _barred(rows, place).count()
@@ -237,7 +237,7 @@ def _grouped(rows: DataFrame) -> DataFrame:
 
 
 def _rdd_call_fails(call: Callable[[Any], Any]) -> Callable[[DataFrame, str], None]:
-    """A call of an RDD that raises, and then a write."""
+    """Return a sink in which a call of an RDD raises before the write."""
 
     def body(rows: DataFrame, _: str) -> None:
         suppressing(lambda: call(rows.rdd.map(raising_one)))
@@ -247,7 +247,7 @@ def _rdd_call_fails(call: Callable[[Any], Any]) -> Callable[[DataFrame, str], No
 
 
 def _by_day_into_one(rows: DataFrame, place: str) -> None:
-    """As above, where all days go to one place, so that only the plans differ."""
+    """A loop over days in which all days go to one place, so only the plans differ. The first write fails."""
     _in_the_way(place)
     for day in range(3):
         suppressing(partial(rows.where(f"number % 3 = {day}").write.mode("append").parquet, place))
@@ -255,7 +255,7 @@ def _by_day_into_one(rows: DataFrame, place: str) -> None:
 
 
 def _by_day_of_a_list(rows: DataFrame, place: str) -> None:
-    """As above, where the plans differ in the rows of a local table alone."""
+    """As above, but the plans differ only in the rows of a local table."""
     _in_the_way(place)
     for day in range(3):
         days = rows.sparkSession.createDataFrame([(day,)], "day long")
@@ -274,7 +274,7 @@ def _by_day_in_sql(rows: DataFrame, place: str) -> None:
 
 
 def _views_in_sql(rows: DataFrame, place: str) -> None:
-    """The same statement each time, over other rows."""
+    """The same statement each time, over a view that has other rows each time."""
     _in_the_way(place)
     for day in range(3):
         rows.where(f"number % 3 = {day}").createOrReplaceTempView("v")
@@ -284,7 +284,7 @@ def _views_in_sql(rows: DataFrame, place: str) -> None:
 
 
 def _places_in_options(rows: DataFrame, place: str) -> None:
-    """The write to the first place fails, the one to the second does not."""
+    """The write to the first place fails, and the write to the second succeeds."""
     _in_the_way(f"{place}/main")
     for to in ("main", "archive"):
         writer = rows.write.format("parquet").mode("append")
@@ -292,7 +292,7 @@ def _places_in_options(rows: DataFrame, place: str) -> None:
 
 
 def _databases(rows: DataFrame, _: str) -> None:
-    """A table without the name of its database, which is there in the second one only."""
+    """Writes to a table name without a database. Only the second database has the table."""
     _in_databases(rows, lambda: rows.write.insertInto("placed"))
 
 
@@ -312,7 +312,7 @@ def _in_databases(rows: DataFrame, write: Callable[[], object]) -> None:
 
 
 def _days_in_sql(rows: DataFrame, place: str) -> None:
-    """The same statement each time, over another view that is not of the sink's rows."""
+    """The same statement each time, joined with a changing view that has none of the sink's rows."""
     _in_the_way(place)
     rows.createOrReplaceTempView("v")
     for day in range(3):
@@ -368,7 +368,7 @@ def _one_a_partition(rdd: Any) -> Any:
 
 
 def _halves(rows: DataFrame, part: Callable[[Any], Any]) -> Any:
-    """All rows in two halves, the second through something that may stop early."""
+    """Return a union of two halves of the rows. ``part`` is applied to the second half, and may stop early."""
     texts = rows.rdd.map(str)
     first, second = texts.filter(lambda text: "'a" in text), texts.filter(lambda text: "'b" in text)
     return rows.sparkSession.sparkContext.union([first, part(second)])
@@ -411,7 +411,7 @@ def _python_source(rows: DataFrame) -> None:
 
 
 class Skipping:
-    """A UDTF that leaves the rest of its table."""
+    """A UDTF that skips the rest of its table."""
 
     def eval(self, row: Any) -> Iterator[tuple[str]]:
         yield (row["word"],)
@@ -429,7 +429,7 @@ def piece_of_a_batch(batches: Iterator[Any]) -> Any:
     return [next(batches).slice(0, 1)]
 
 
-# PySpark finds the iterator behind the name.
+# PySpark resolves this alias when it reads type hints.
 Parts = Iterator[pa.RecordBatch]
 
 
@@ -438,7 +438,7 @@ def pieces_of_groups(parts: Parts) -> Parts:
 
 
 def grouped(function: Any) -> Column:
-    """``function`` as an aggregate in Python, over the numbers of groups."""
+    """Return ``function`` as a pandas aggregate over the column ``number``."""
     aggregate: Any = pandas_udf
     made: Column = aggregate(function, "long")("number")
     return made
@@ -475,13 +475,13 @@ def _twice(first: Any, second: Any) -> Any:
 
 
 def _json_of(rows: DataFrame) -> None:
-    """An RDD, or a frame of one column, by the version of Spark."""
+    """Collect the rows as JSON: from an RDD or a one-column frame, depending on the version of Spark."""
     made: Any = rows.toJSON()
     made.collect()
 
 
 def _joined_to(rows: DataFrame) -> DataFrame:
-    """They are not what `join` is called on."""
+    """Join the rows by calling `join` on the other frame."""
     other = rows.sparkSession.range(1000).withColumnRenamed("id", "number")
     return other.join(rows, "number")
 
@@ -638,7 +638,7 @@ def _joined_with_nothing_small(rows: DataFrame) -> DataFrame:
 
 
 def _refused(made: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame, str], None]:
-    """A write, then one of the frame ``made`` of the same rows that Spark refuses before it runs anything."""
+    """Return a sink with a write of the rows, then one of ``made(rows)`` that Spark refuses before it runs anything."""
 
     def body(rows: DataFrame, place: str) -> None:
         rows.write.parquet(place)
@@ -769,7 +769,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "groups as an RDD, collected": (lambda rows, _: rows.groupBy("number").count().rdd.collect(), "ran collect"),
     "count, then ignored as it is there": (lambda rows, place: (rows.count(), _ignored(rows, place)), "ran no job"),
     "cache and count, then ignored": (lambda rows, place: _ignored(_cached(rows), place), "ran no job"),
-    # What is above an exchange is planned when what is below it has run, also where nothing is written then.
+    # Spark plans the part above an exchange after the part below has run, even if it then leaves the write out.
     "in other partitions, then ignored": (
         lambda rows, place: _ignored(rows.repartition(2), place),
         "left its write out",
@@ -829,7 +829,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "RDD count": (lambda rows, _: rows.rdd.count(), "counted them"),
     "RDD iterator that is left": (lambda rows, _: next(rows.rdd.toLocalIterator()), "it "),
     "foreachPartition behind a limit": (lambda rows, _: rows.limit(5).foreachPartition(read), "it "),
-    # What is ignored from here on is what PySpark runs and its annotations refuse.
+    # PySpark runs the calls below that have a type: ignore, although its annotations refuse them.
     "foreachPartition that reads one row": (
         lambda rows, _: rows.foreachPartition(lambda part: next(part, None) and None),  # type: ignore[arg-type]
         "read a part",
@@ -981,7 +981,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
             rows.createOrReplaceTempView("v"),
             rows.sparkSession.sql("cache table cached_words as select * from v"),
             rows.sparkSession.catalog.uncacheTable("cached_words"),
-            # A micro-batch has the views of the session that it was started from.
+            # A micro-batch has the views of the session that started its query.
             rows.sparkSession.catalog.dropTempView("cached_words"),
         ),
         "it ",
@@ -1080,7 +1080,7 @@ def raising_one(row: Any) -> None:
     raise Full
 
 
-# Of both, those between which every name occurs that Spark may call otherwise in another version.
+# The cases to run on every version of Spark. They contain every name that may differ between versions.
 MATRIX = {
     "parquet", "partitioned", "table", "insert into", "writeTo", "SQL", "JDBC", "collect", "toPandas", "toArrow",
     "an iterator to its end", "foreachPartition", "RDD collect", "toDF", "a cache, written", "an aggregate, written",
@@ -1157,7 +1157,7 @@ def none(row: Any) -> list[Any]:
 
 def test_a_sink_of_an_rdd_without_partitions_has_done_its_work(live: Any) -> None:
     batch = live(TEXTS)
-    # AQE makes an empty relation of what is below the sink, and its RDD has no partition: no job, no task, no note.
+    # AQE replaces the plan below the sink by an empty relation. Its RDD has no partition, so no job and no task runs.
     rows = batch.df.transform(none).repartition(1).transform(explode("items"))
     sink(lambda rows: rows.foreachPartition(read), name="save")(rows)
     assert set(batch.settle().values()) == {Verdict.ACKED}
@@ -1183,7 +1183,7 @@ def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(live: Any,
     kept = spark._jsparkSession.sharedState().statusStore().executionsCount()
     batch = live(TEXTS, slices=4)
     record = batch.frame.evidence
-    # As if so many executions had come before the first that is still kept.
+    # As if more executions had begun since the batch started than Spark still keeps.
     record._executions._before -= kept + 5
     record._executions._settings = {"spark.sql.ui.retainedExecutions": "1"}
     sink(noop)(batch.df.transform(split))

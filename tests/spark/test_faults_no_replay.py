@@ -1,4 +1,4 @@
-"""What may happen to a Spark job without any record being replayed, and of course without a false ACK."""
+"""Faults in a Spark job that cause neither a replay nor a false ACK."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shout(row: Row) -> Iterator[tuple[int, str]]:
 
 
 def sink_to(path: Path) -> Any:
-    """A sink that writes Parquet to ``path``."""
+    """Return a sink that writes Parquet to ``path``."""
 
     @sink
     def save(rows: DataFrame) -> None:
@@ -49,7 +49,7 @@ def written(spark: SparkSession, path: Path) -> list[tuple[int, str]]:
 
 
 def assert_all_acked(live: LiveBatch, path: Path) -> None:
-    """Every record is ACKED, and what was committed is exactly what the records give."""
+    """Settle; assert that every record is ACKED, and that exactly the expected rows are in ``path``."""
     verdicts = live.settle()
     unexpected = {
         number: (verdict.name, live.reasons[number]) for number, verdict in verdicts.items() if verdict != ACKED
@@ -60,12 +60,12 @@ def assert_all_acked(live: LiveBatch, path: Path) -> None:
 
 
 def unfused(df: DataFrame) -> DataFrame:
-    """The same rows, in a frame of which the library knows nothing: what is applied next is a chain of its own."""
+    """Return the rows in a frame that the library does not know, so the next step is not fused with the last."""
     return df.select("*")
 
 
 def fail_at_the_end(folder: Path, fault: Callable[[], None]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A step of the user's, below the sink: its first task comes to harm when everything was read and reported."""
+    """Return a user function for a sink. In its first task, ``fault`` runs after everything was read and reported."""
 
     def hand_on(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches

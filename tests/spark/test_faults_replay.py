@@ -1,4 +1,4 @@
-"""What may cost a replay, and must never end in an ACK of a record whose rows were not all committed."""
+"""Faults that may cause a replay, but never an ACK of a record whose rows were not all committed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Start = Callable[..., LiveBatch]
 
 JobFailed = (PySparkException, Py4JJavaError)
 
-# What user code makes of a text, by attempt: (attempt, ordinal, count, word).
+# A child that user code makes of a text: (attempt, ordinal, count, word).
 MADE = "number long, attempt int, ordinal int, count int, word string"
 Made = tuple[int, int, int, str]
 
 
 def made(how: str, text: str, attempt: int) -> list[Made]:
-    """Children of ``text`` that differ between attempts in their count, in a value, or only in their order."""
+    """Return the children of ``text``. Attempts differ in their count, in a value, or only in their order."""
     found = text.split()
     if how == "count" and attempt % 2:
         found = found[:-1]
@@ -43,7 +43,8 @@ def made(how: str, text: str, attempt: int) -> list[Made]:
 
 
 def complete(how: str, live: LiveBatch, rows: set[tuple[int, ...]]) -> set[int]:
-    """Numbers of records of which everything that one attempt made stands in ``rows``, and nothing of another."""
+    """Return the numbers of records of which ``rows`` has everything that one attempt made, and nothing else. With
+    "order", all words in any order are enough."""
     of_number: dict[int, list[Any]] = defaultdict(list)
     for number, *rest in rows:
         of_number[number].append(tuple(rest))
@@ -69,7 +70,8 @@ def len_of(rows: Iterable[Any]) -> Iterator[int]:
 
 
 def losing_operator(folder: Path, local_dir: Path) -> Any:
-    """Hands rows on; the first task of it loses one shuffle file, so that what comes later sees another attempt."""
+    """Return an operator that passes rows on. Its first task deletes a shuffle file, so later tasks read the output of
+    another attempt."""
 
     @operator(MADE)
     def losing(row: Row) -> Iterator[Any]:
@@ -131,7 +133,7 @@ def test_a_stage_run_again_gives_other_children(
     try:
         save(batch.df.transform(form(how, tmp_path)).repartition(6).transform(losing_operator(tmp_path, local_dir)))
     except JobFailed:
-        # Spark's own check found it and gave up: nothing is committed, everything is replayed.
+        # Spark's own check found the difference and failed the job: nothing is committed, everything is replayed.
         assert batch.error is not None
         assert set(batch.settle().values()) == {LOST}
         return
@@ -145,7 +147,7 @@ def test_a_stage_run_again_gives_other_children(
 def test_a_write_that_fails_at_its_commit(live: Start, tmp_path: Path, is_swallowed: bool) -> None:
     batch = live(texts(20))
     out = tmp_path / "out"
-    # The marker of success cannot be written over a folder: the commit of the job fails, after all its tasks.
+    # Spark cannot write the marker _SUCCESS over a folder, so the job fails at its commit, after all its tasks.
     (out / "_SUCCESS").mkdir(parents=True)
 
     @sink
@@ -324,7 +326,7 @@ def test_a_row_that_is_lost_only_in_the_evaluation_that_is_written_is_not_acked(
     @sink
     def save(rows: DataFrame) -> None:
         if how == "sorts":
-            rows = rows.orderBy("word")  # samples first
+            rows = rows.orderBy("word")  # Spark samples the rows first
         else:
             rows.count()
         rows.write.mode("overwrite").parquet(str(tmp_path / "out"))

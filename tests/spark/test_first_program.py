@@ -1,4 +1,4 @@
-"""The first program of the documents, and what a source does with real files, a real Spark and a real server."""
+"""The first program of the documents, and sources with real files, a real Spark and a real server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_first_program_of_the_readme_runs_as_it_stands(
     with (tmp_path / "orders" / "a.jsonl").open("a") as file:
         file.write("\nnot json\n")
     monkeypatch.chdir(tmp_path)
-    # The address is another, the JVM of this test run stands in another directory, and it should not wait for retries.
+    # The server has another address, the JVM runs in another directory, and retries must not wait.
     program = (
         programs.programs()["readme_1"]
         .replace("localhost:7070", server.address)

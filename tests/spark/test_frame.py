@@ -1,4 +1,4 @@
-"""Any DataFrame as a source, on a real Spark with a real server: numbering, replays, keys, schemas, other rows."""
+"""Any DataFrame as a source, on a real Spark with a real server: numbering, replays, keys, schemas, changing rows."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def is_persisted(df: DataFrame) -> bool:
 
 
 def drawn(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Other rows each time."""
+    """Yield random rows, others at each evaluation."""
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"id": [random.randrange(1 << 40, 1 << 60) for _ in range(batch.num_rows)]})
 
 
 def shuffled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in another order each time."""
+    """Yield the same rows in another order at each evaluation."""
     rows = [row for batch in batches for row in batch.column(0).to_pylist()]
     random.shuffle(rows)
     yield pa.RecordBatch.from_pydict({"id": rows})
 
 
 def fewer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Another number of rows each time."""
+    """Yield another number of rows at each evaluation."""
     for batch in batches:
         yield batch.slice(random.randrange(batch.num_rows))
 
@@ -94,7 +94,7 @@ def test_every_row_of_a_frame_is_acked_or_in_the_dead_letters_under_its_key_and_
 def test_a_batch_goes_on_after_other_sources_were_run_to_their_end_inside_it(
     spark: SparkSession, start_server: Callable[..., Any], conf: Callable[[str, str], None]
 ) -> None:
-    # A batch lives on one of two servers, drawn for each.
+    # Each batch lives on one of these two servers.
     conf("spark.acker.servers", ",".join(start_server(id=number).address for number in range(2)))
     conf("spark.acker.spread", "1")
     conf("spark.acker.replicas", "1")
@@ -164,7 +164,7 @@ def test_a_frame_that_gives_other_rows_when_it_is_computed_anew_is_found_out_and
     found: list[Row] = []
 
     def process(batch: Batch) -> None:
-        # As when every executor that had its rows is lost.
+        # Drops the persisted rows, as if all executors that held them were lost.
         df.unpersist()
         collecting(found)(batch.df.transform(doubled))
 

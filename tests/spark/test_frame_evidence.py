@@ -1,4 +1,4 @@
-"""What counts as delivered in foreachBatch is what counts elsewhere, though all that runs there has one root."""
+"""Evidence in foreachBatch: the same writes count as elsewhere, although all executions there have one root."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from acker_client.spark import sink
 from tests.spark.live_batch import LiveBatch
 from tests.spark.test_executions import DONE, NOT_DONE, TEXTS, noop, split
 
-# What could differ within an execution: jobs of RDDs bear its tag, a command is not the root of what it runs, and all
-# was begun by the start of the query.
+# Cases that could go wrong inside the query's execution: RDD jobs have its tag, commands are not root executions, and
+# everything descends from the start of the query.
 OTHERS_IN_FOREACH_BATCH = {
     "JDBC", "table", "collect", "RDD collect", "foreachPartition", "an iterator to its end", "a cache, written",
     "count", "limit, written over JDBC", "a write, then a failed foreachPartition", "RDD take",
@@ -28,7 +28,7 @@ OTHERS_IN_FOREACH_BATCH = {
 
 @pytest.fixture
 def in_foreach_batch(spark: SparkSession, tmp_path: Path) -> Callable[[Callable[[DataFrame], None]], None]:
-    """Call a function once, as foreachBatch does; what it raises is raised."""
+    """Return a runner that calls a function once inside foreachBatch, and raises the error of the function."""
 
     def run(function: Callable[[DataFrame], None]) -> None:
         spark.range(1).write.mode("overwrite").parquet(str(tmp_path / "in"))
@@ -57,7 +57,7 @@ def judged(spark: SparkSession, address: str, function: Any, place: Path) -> tup
 
 
 def wrong(spark: SparkSession, address: str, names: Iterable[str], place: Path) -> dict[str, Any]:
-    """The cases that are not judged as they should be, with how they are."""
+    """Return the cases with a wrong result, each with its verdicts and error."""
     found = {}
     for number, name in enumerate(names):
         function, because = (DONE[name], "") if name in DONE else NOT_DONE[name]
@@ -85,7 +85,7 @@ def test_what_counts_as_delivered_in_foreach_batch_is_what_counts_elsewhere(
 def test_a_write_of_something_else_that_goes_on_meanwhile_proves_nothing_in_foreach_batch(
     in_foreach_batch: Any, server: Any, tmp_path: Path
 ) -> None:
-    """All executions of a micro-batch have one root; one that is over before another ends is not a part of it."""
+    """All executions of a micro-batch have one root, but one that runs during another is not always a part of it."""
     begun, counted = tmp_path / "begun", tmp_path / "counted"
 
     def wait(batches: Any) -> Any:

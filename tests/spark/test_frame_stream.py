@@ -1,4 +1,4 @@
-"""Structured Streaming, reliable per record: a query whose foreachBatch is ``tracked``, on a real Spark and server."""
+"""Structured Streaming with tracked records: queries whose foreachBatch is ``tracked``, on a real Spark and server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from acker_client.spark import operator, sink
 from tests.service.caller import eventually
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
-# Every so many rows one is poison.
+# One of this many rows is poison.
 POISON = 2_500
 
 
@@ -40,7 +40,7 @@ def stuck(row: Row) -> Any:
 
 
 class Query:
-    """A query over a folder of files, a file a micro-batch, with its checkpoint beside it."""
+    """A query over a folder of files, one file per micro-batch. Its checkpoint is beside the folder."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
@@ -48,7 +48,7 @@ class Query:
         self.files = 0
 
     def add(self, start: int, stop: int) -> None:
-        """One more file, with the ids from ``start`` up to ``stop``."""
+        """Add a file with the ids from ``start`` up to ``stop``."""
         place = self.folder / f"in{self.files}"
         self.spark.range(start, stop, 1, 2).coalesce(1).write.json(str(place))
         (self.folder / "in").mkdir(exist_ok=True)
@@ -68,24 +68,24 @@ class Query:
 
     @property
     def committed(self) -> int:
-        """How many micro-batches Spark's checkpoint holds as done."""
+        """The number of micro-batches that Spark's checkpoint has as done."""
         return len([path for path in (self.folder / "ckpt" / "commits").glob("*") if path.name.isdigit()])
 
 
 @pytest.fixture
 def query(spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path) -> Iterator[Query]:
     conf("spark.acker.servers", server.address)
-    # The session is others', too.
+    # Other tests of this session may have left persisted RDDs.
     before = persisted(spark)
     yield Query(spark, tmp_path)
     for each in spark.streams.active:
         each.stop()
-    # A query that was stopped may be at its last lines.
+    # A stopped query may still be cleaning up.
     eventually(lambda: persisted(spark) <= before)
 
 
 def persisted(spark: SparkSession) -> set[int]:
-    """The RDDs that are kept, by their ids."""
+    """Return the ids of the persisted RDDs."""
     kept: Any = spark.sparkContext._jsc.getPersistentRDDs()
     return {int(number) for number in kept.keySet()}
 
@@ -95,7 +95,7 @@ def watchers() -> list[threading.Thread]:
 
 
 def saving(folder: Path, *, fails: list[str] | None = None) -> Any:
-    """A sink that appends Parquet; the first write of those that ``fails`` holds ends in an error."""
+    """Return a sink that appends Parquet. Each message in ``fails`` makes one call raise OSError."""
 
     @sink
     def save(rows: DataFrame) -> None:
@@ -147,7 +147,7 @@ def test_every_row_of_a_stream_is_written_or_dead_at_each_commit_over_failed_wri
         assert dead == set(ids) - set(good)
         assert tuple(written) == (len(good), len(good), 0, 0, ids[-1], 2 * sum(good))
     poison = a_file // POISON
-    # The failed write of the first micro-batch costs one replay of it all; nothing else is replayed but the poison.
+    # The failed write replays the whole first micro-batch once. Otherwise only the poison is replayed.
     assert Counter(batches) == Counter({(a_file, 0): files, (a_file, a_file): 1, (poison, poison): files})
     for thread in watchers():
         thread.join(30)
@@ -247,7 +247,7 @@ def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_co
 
     def function(df: DataFrame, batch_id: int) -> None:
         if makes:
-            # Makes the session of the micro-batch the active one, which lists no query.
+            # This makes the micro-batch's session the active one, which lists no query.
             df.sparkSession.createDataFrame([(1,)], "id int")
         job(df, batch_id)
 
@@ -255,7 +255,7 @@ def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_co
     while not begun.exists():
         threading.Event().wait(0.02)
     started.stop()
-    # Spark interrupts the thread and cancels its job: whichever comes first.
+    # Spark interrupts the thread and cancels its job, and either may come first.
     assert re.search("InterruptedException|SPARK_JOB_CANCELLED", str(swallowed[0]))
     assert query.committed == 0
     assert "was stopped before every row" in str(started.exception())
@@ -268,8 +268,8 @@ def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_co
 
 
 def stop_and_interrupt(query: Query) -> None:
-    """Stop the running query from another thread. When this returns, Spark has interrupted the query's thread, which
-    this is, so its next wait within Spark raises InterruptedException."""
+    """Stop the running query from another thread. The caller must be the query's own thread. When this returns, Spark
+    has interrupted that thread, so its next wait within Spark raises InterruptedException."""
     (running,) = query.spark.streams.active
     threading.Thread(target=running.stop).start()
     jvm: Any = query.spark._jvm
@@ -277,7 +277,7 @@ def stop_and_interrupt(query: Query) -> None:
 
 
 def ended_by(query: Query, function: Any) -> str:
-    """How a query whose micro-batch raises in ``function`` has ended; "" where Spark takes it for an ordinary stop."""
+    """Run a query; return the error that it ended with, or "" if Spark takes the error for an ordinary stop."""
     started = query.start(function)
     with suppress(StreamingQueryException):
         started.awaitTermination()
@@ -295,7 +295,7 @@ def test_an_interrupt_that_lands_in_the_clean_up_hides_no_error_and_leaves_no_fr
 
     def process(batch: Batch) -> None:
         save(batch.df.transform(doubled))
-        # The query is found to be stopped before the batch is settled: what waits next is the clean-up.
+        # The source notices the stop before it settles the batch, so the next wait is in the clean-up.
         stop_and_interrupt(query)
 
     assert "was stopped before every row" in ended_by(query, tracked(process, name="ids", retry=QUICK))

@@ -1,4 +1,4 @@
-"""The gist of what Spark says: the line of the user's own exception, whatever stands around it."""
+"""`gist` finds the line of the user's own exception in an error of Spark."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def die(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Broken(Exception):
-    """An exception of the user's that says nothing."""
+    """A user's exception without a message."""
 
 
 UDF: Any = F.udf(boom, StringType())

@@ -1,4 +1,4 @@
-"""Trees across jobs on a real Spark, a real server and librdkafka's mock cluster."""
+"""Trees that span two jobs, on a real Spark with a real server and librdkafka's mock cluster."""
 
 from __future__ import annotations
 

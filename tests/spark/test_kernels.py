@@ -1,4 +1,4 @@
-"""Kernels beside their twins: the scalar functions of the protocol, one call an element."""
+"""The compiled kernels compared with the scalar functions of the protocol, called once per element."""
 
 from __future__ import annotations
 

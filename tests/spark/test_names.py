@@ -1,4 +1,4 @@
-"""Odd frames on a real session: columns of any name, Spark's other layouts of text and bytes, thin and packed mixed."""
+"""Unusual frames: columns of any name, text and bytes with wide offsets, and thin and packed anchors in one frame."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_source_with_a_column_called_as_a_tracking_column_is_refused(spark: Sp
         )
 
 
-# Layouts.
+# Text and bytes with wide offsets.
 
 
 @group("k", "n long, s string, l array<string>, b binary")
@@ -344,7 +344,7 @@ def sized(row: Row) -> Any:
     return "c", "long one", ["x"]
 
 
-# Thin and packed.
+# Thin and packed anchors in one frame.
 
 MIXED: dict[str, tuple[int, Step]] = {
     "a sink": (8, lambda df: df),

@@ -43,7 +43,7 @@ def word_batch(*words: Any) -> pa.RecordBatch:
 
 
 def finished(texts: list[str], function: Any, **options: Any) -> tuple[list[Any], dict[int, str]]:
-    """The words that came out, and what failed, by number; everything said has to add up to zero."""
+    """Return the output words, and the reason of each failed number. Asserts that the reports add up to zero."""
     table, reports = run(reading(texts), [over_arrow(function, **options), sink_step()])
     assert not any(ledger(reports).values())
     numbers = {root_id(SCOPE.first, number): number for number in range(len(texts))}
@@ -267,7 +267,7 @@ def test_declarations_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize(
     ("declare", "says"),
     [
-        # What is ignored here is what mypy refuses as well.
+        # mypy refuses the calls with a type: ignore, too.
         (lambda: operator(len), r"@operator needs the schema .*: write @operator\('word string, count int'\) above"),  # type: ignore[call-overload]
         (lambda: pandas_operator(len), r"@pandas_operator needs the schema .*: write @pandas_operator\('word"),  # type: ignore[arg-type]
         (lambda: arrow_operator(len), r"@arrow_operator needs the schema .*: write @arrow_operator\('word"),  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def stuck_once(row: Row) -> Any:
 
 
 def write_orders(spark: SparkSession, folder: Path) -> None:
-    """Three files as Spark writes them (timestamps are INT96), in row groups of a few rows."""
+    """Write three files with Spark, with INT96 timestamps and row groups of a few rows."""
     rows = [
         (
             k,

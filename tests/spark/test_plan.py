@@ -1,4 +1,4 @@
-"""What may stand between two tracked steps: the guard lets it pass and finds the step below."""
+"""Plan nodes that may stand between two tracked steps: the guard lets them pass and finds the step below."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[[DataFrame], DataFrame]
 
 
 def sql(text: str) -> Step:
-    """A step written in SQL over the view ``tracked``."""
+    """Return a step that runs SQL over the view ``tracked``."""
 
     def run(df: DataFrame) -> DataFrame:
         df.createOrReplaceTempView("tracked")
@@ -63,7 +63,7 @@ ONE_TO_ONE: dict[str, Step] = {
     "CTE": sql("WITH a AS (SELECT * FROM tracked), b AS (SELECT * FROM a) SELECT * FROM b"),
     "pipe syntax": sql("FROM tracked |> EXTEND id + 1 AS next |> SET id = 3"),
 }
-# Older PySparks lack the one, and refuse the other in ANSI mode.
+# Older versions lack zipWithIndex, and refuse pandas on Spark in ANSI mode.
 if compat.SPARK >= (4, 2):
     ONE_TO_ONE["zipWithIndex"] = lambda df: df.zipWithIndex()
 if compat.SPARK >= (4, 1):

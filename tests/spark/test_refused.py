@@ -1,4 +1,4 @@
-"""What may not stand between two tracked steps: refused on the spot, naming the node and what to use instead."""
+"""Plan nodes that may not stand between two tracked steps: the error names the node and what to use instead."""
 
 from __future__ import annotations
 

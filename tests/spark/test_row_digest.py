@@ -1,4 +1,4 @@
-"""Digests of rows that Spark computes: rows that are not the same have others, whatever is null in them."""
+"""Row digests that Spark computes: different rows have different digests, whichever values are null."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from acker_client.spark.driver.row_digest import row_digest
 
-# Values of one type, no two of which are the same.
+# For each type, values that all differ.
 OTHERS: dict[str, list[Any]] = {
     "int": [None, 0, 1],
     "string": [None, "", "null", "a", "A"],
@@ -36,13 +36,13 @@ OTHERS: dict[str, list[Any]] = {
 def test_rows_that_are_not_the_same_have_other_digests_whatever_is_null_in_them(spark: SparkSession) -> None:
     names = [f"_{number}" for number in range(len(OTHERS))]
     schema = ", ".join(f"{name} {kind}" for name, kind in zip(names, OTHERS, strict=True))
-    # Each value stands in several rows.
+    # Each value is in several rows.
     rows = [
         tuple(values[at % len(values)] for values in OTHERS.values())
         for at in range(2 * max(map(len, OTHERS.values())))
     ]
     df = spark.createDataFrame(rows, schema).coalesce(1).withColumn("place", F.lit(7))
-    # Beside a column that is the same in all rows.
+    # Each digest also covers a column that is the same in all rows.
     digests = [row_digest("place", [name, "place"], [df.schema[name], df.schema["place"]]) for name in names]
     found = df.selectExpr(*digests).collect()
     for column, (kind, values) in enumerate(OTHERS.items()):

@@ -1,4 +1,4 @@
-"""What a row operator's function may give, and what is said when it does not fit."""
+"""Values that a row operator's function may return, and the errors for values that do not fit the schema."""
 
 from __future__ import annotations
 

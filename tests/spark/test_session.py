@@ -1,4 +1,4 @@
-"""The traps around a SparkSession: each ends in a working session or in one error that says what to do."""
+"""Pitfalls of building a SparkSession: each ends in a working session or in one error that says what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _fresh_caches() -> Iterator[None]:
 
 
 def program(path: Path, script: str) -> Path:
-    """An executable shell script."""
+    """Write an executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -1,5 +1,4 @@
-"""Sinks: the user's function sees its rows and nothing else; what went wrong in it is kept in the record of the
-batch."""
+"""Sinks: the user's function sees its rows without tracking columns. Its errors are kept in the batch's evidence."""
 
 from __future__ import annotations
 
@@ -156,7 +155,7 @@ def test_a_method_may_be_a_sink_and_is_the_same_one_when_it_is_called_again(spar
 
 
 class Place:
-    """Where a sink writes to; two of them look alike."""
+    """A place that a sink writes to. All places have the same repr."""
 
     def __init__(self, is_full: bool) -> None:
         self.is_full = is_full
@@ -181,7 +180,7 @@ def test_a_success_with_another_object_that_looks_alike_makes_nothing_good(
     spark: SparkSession, server: Any, save: Any
 ) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
-        # What is gone by the time of the second call must not be taken for it, wherever that one lies in memory.
+        # The first Place is gone by the second call. Even at the same memory address, the two must not be confused.
         for is_full in (True, False):
             with suppress(OSError):
                 save(live.df, Place(is_full))

@@ -1,4 +1,4 @@
-"""Stock operators in Spark, against a real server: what Spark's own would lose is kept."""
+"""Stock operators in Spark with a real server: they track the rows that Spark's own operators would lose."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_what_a_group_returns_wrong_fails_the_task_and_no_record(spark: SparkSes
 @pytest.mark.parametrize(
     ("write", "says"),
     [
-        # What is ignored here is what mypy refuses as well.
+        # mypy refuses the calls with a type: ignore, too.
         (
             lambda df: where(lambda row: True),  # type: ignore[arg-type]
             "where: the condition is a function; give SQL, .*use an @operator that yields",

@@ -1,4 +1,4 @@
-"""Digests of rows: the same values, however they lie in Arrow; others, another digest."""
+"""Row digests: equal values have equal digests in any Arrow layout, and different values have different digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled half of a task follows the vectors: edges, identities and the order of entries. No Spark is started."""
+"""The compiled code of tasks agrees with the test vectors: edges, identities and the order of entries. No Spark."""
 
 from __future__ import annotations
 

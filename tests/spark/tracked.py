@@ -17,19 +17,19 @@ PACKED = "id long, word string, _anchors binary"
 
 @dataclass(eq=False)
 class FakeBatch:
-    """Stands for what the driver knows of a batch."""
+    """Stands in for the driver's state of a batch."""
 
     number: int = 1
 
 
 def tracked(spark: SparkSession, name: str, batch: FakeBatch, *, moving_boundaries: bool = False) -> DataFrame:
-    """Two rows with thin anchors that look as if operator ``name`` had made them."""
+    """Return two rows with thin anchors that look like output of operator ``name``."""
     base = spark.range(2).selectExpr("id", "'w' AS word", "id + 10 AS _root", "id + 20 AS _edge")
     return _tracked(base, name, THIN, batch, moving_boundaries)
 
 
 def packed(spark: SparkSession, name: str, batch: FakeBatch) -> DataFrame:
-    """Two rows with packed anchors."""
+    """Return two rows with packed anchors."""
     base = spark.range(2).selectExpr("id", "'w' AS word", "CAST('0123456789abcdef' AS binary) AS _anchors")
     return _tracked(base, name, PACKED, batch, False)
 

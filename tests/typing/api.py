@@ -1,6 +1,6 @@
-"""The public API as mypy sees it: what users' own type checks rest on. `make check` reads this file; nothing runs it.
+"""The types of the public API, which users' own type checks need. `make check` type-checks this file; nothing runs it.
 
-A line with an ``ignore`` is one that mypy must refuse: strict mode reports an ignore that is not needed.
+mypy must refuse each line with an ``ignore``, because strict mode reports an ignore that is not needed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Noting(Listener):
 
 
 class Table:
-    """A dead letter store of the user's own."""
+    """A user-defined store for dead letters."""
 
     def open(self) -> None: ...
 

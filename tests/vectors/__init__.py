@@ -17,18 +17,18 @@ PATH = Path(__file__).parents[2] / "proto/acker/v1/vectors.json"
 
 
 def protocol() -> dict[str, Any]:
-    """The vectors as read, hexadecimal strings made numbers again (columns and messages stay bytes in hex)."""
+    """Return all vectors, with 64-bit numbers as int. Columns and messages remain bytes in hex."""
     vectors: dict[str, Any] = _numbers(json.loads(PATH.read_text()))
     return vectors
 
 
 def report(name: str) -> dict[str, Any]:
-    """The vector of one report: "inits", "acks", "acks, fails and resets" or "one ack"."""
+    """Return the vector of one report: "inits", "acks", "acks, fails and resets" or "one ack"."""
     return next(vector for vector in protocol()["reports"] if vector["name"] == name)
 
 
 def apply_of(vector: dict[str, Any]) -> Apply:
-    """What the vector of a report says, as the message that our own code would make of it."""
+    """Return the message that our own code would make for the vector of a report."""
 
     def column(name: str, dtype: type) -> np.ndarray:
         return np.frombuffer(bytes.fromhex(vector[name]), dtype)

@@ -1,8 +1,8 @@
 """Writes proto/acker/v1/vectors.json: ``python tests/vectors/make.py``.
 
-A second implementation of the protocol's arithmetic and of its one large message, in plain integers and bytes, as
-somebody would write it who reads the .proto in another language. It imports nothing of acker, so that the vectors check
-the code instead of repeating it.
+A second implementation of the protocol's arithmetic and of its one large message. It uses plain integers and bytes, as
+an implementation in another language would. It imports nothing of acker, so the vectors check the code instead of
+repeating it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def reports(draw: random.Random) -> list[dict[str, Any]]:
 
 
 def placement(ids: list[int], session: int, number: int, replicas: int, spread: int) -> list[list[int]]:
-    """For each slot the ids of its replicas: the steps of acker.proto, one after the other."""
+    """Return the ids of the replicas of each slot. Follows the steps in acker.proto."""
     if spread >= len(ids):
         seated = {i: i for i in ids}
         seats = max(ids) + 1
