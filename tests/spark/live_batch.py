@@ -101,6 +101,7 @@ class LiveBatch:
         while len(self.verdicts) < len(self.texts) and time.monotonic() < deadline:
             watched = self.client.watch(1.0)
             self._take(watched.outcomes)
+        assert len(self.verdicts) == len(self.texts), f"{len(self.texts) - len(self.verdicts)} numbers have no outcome"
         return self.verdicts
 
     def _take(self, outcomes: Any) -> None:
