@@ -20,7 +20,7 @@ OF_CLIENTS = frozenset({"ACKER_SERVERS", "ACKER_TOKEN"})
 OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
 KUBERNETES_PORT = re.compile(r"(tcp|udp)://")
 
-# Addresses to listen on, to which no client can connect.
+# These addresses mean "listen everywhere". No client can connect to them.
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -38,7 +38,7 @@ class _Kind(NamedTuple):
     shape: str
 
     def __call__(self, default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
-        """A field of :class:`Config`: one option of this kind. Its value is None, or ``low`` to ``high`` at most."""
+        """Return a field of :class:`Config`: an option of this kind. Its value is None, or from ``low`` to ``high``."""
         return field(default=default, metadata={**self._asdict(), "help": help, "low": low, "high": high})
 
 
@@ -218,18 +218,18 @@ def variable(name: str) -> str:
 
 
 def label(name: str) -> str:
-    """How errors name an option: by its flag and its variable."""
+    """Return the name of an option for errors: its flag and its variable."""
     return f"{flag(name)} ({variable(name)})"
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
-    """Config from command line arguments and environment. Raises :class:`ConfigError`."""
+    """Return the Config of these command line arguments and environment. Raises :class:`ConfigError`."""
     texts = _from_environment(environment) | _from_arguments(arguments)
     return Config(**{name: _value(_BY_NAME[name], text) for name, text in texts.items()})
 
 
 def usage() -> str:
-    """The table of options as text, for ``--help``."""
+    """Return the table of options as text, for ``--help``."""
     lines = [
         "Usage: acker serve [options]",
         "",
@@ -292,7 +292,7 @@ def _value(option: dataclasses.Field[Any], text: str) -> Any:
 
 def _check(option: dataclasses.Field[Any], value: Any) -> None:
     if isinstance(value, str):
-        # A Config that is built in code, too, has only names, addresses and choices that its server can use.
+        # Checked here too, because a Config may also be built in code.
         _value(option, value)
     low, high = option.metadata["low"], option.metadata["high"]
     if None not in (value, low) and not low <= value <= high:

@@ -1,7 +1,7 @@
 """Shared shard: one shard for many threads.
 
-One lock lets one thread at a time use the shard. Decides which settlements share a sweep, how long a watch waits, and
-what is logged. Knows neither gRPC nor protobuf; the shard decides what a message means.
+A lock lets only one thread at a time use the shard. Decides which settlements share a sweep, how long a watch waits,
+and what is logged. Knows neither gRPC nor protobuf; the shard decides what a message means.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
 from acker_service.core.stats import ShardStats, SourceStats
 from acker_service.process.logs import Log, RateLimit
 
-# No watch waits longer, since proxies cut calls that are silent for longer.
+# Longest wait of a watch. Proxies cut calls that are silent for longer.
 WAIT_MAX_S = 30.0
 # The most outcomes in a reply, 13 bytes each; ``outbox`` also bounds its bytes.
 OUTCOMES_MAX = 250_000
-# A reply with so many outcomes does not wait for more.
+# A reply with this many outcomes does not wait for more.
 OUTCOMES_ENOUGH = 32_768
 
 log = Log("acker.shard")
@@ -48,7 +48,7 @@ OnEnd = Callable[[Callable[[], None]], object]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a shard, all of one moment. ``sources`` are in the order in which they were opened."""
+    """The figures of a shard at one moment. ``sources`` are in the order in which they were opened."""
 
     stats: ShardStats
     oldest_pending_age_s: float
@@ -67,10 +67,10 @@ class SharedShard:
         linger_s: float,
         since: float | None = None,
     ) -> None:
-        """``clock``: in seconds. The shard gets its time without pauses of this process; see ``running_time``.
+        """``clock``: in seconds. The shard's time leaves out pauses of this process; see ``running_time``.
 
-        ``linger_s``: how long a watch with outcomes waits for more. ``since``: the clock when the shard was opened, so
-        that the time since then may count as a pause.
+        ``linger_s``: how long a watch with outcomes waits for more. ``since``: what the clock showed when the shard was
+        opened. The time since then may count as a pause.
         """
         self.shard = shard
         self._clock, self._running = clock, RunningTime(clock() if since is None else since)
@@ -108,9 +108,10 @@ class SharedShard:
         return reply
 
     def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
-        """Answer a watch: at once if there are enough outcomes, else ``linger_s`` after the first one.
+        """Answer a watch: at once if there are enough outcomes, else ``linger_s`` after the first one, or when the wait
+        is over.
 
-        ``on_end`` is given a function to call when the caller has gone, so that the watch stops waiting.
+        ``on_end`` gets a function. It must be called when the caller has gone, and makes the watch stop waiting.
         """
         max_outcomes = min(request.max_outcomes or OUTCOMES_MAX, OUTCOMES_MAX)
         request = dataclasses.replace(request, max_outcomes=max_outcomes)
@@ -128,7 +129,7 @@ class SharedShard:
             return reply
         try:
             on_end(waiting.dismiss)
-            # The lease is renewed by the call and by its reply, so the call must end well before the lease does.
+            # The call and its reply both renew the lease, so the call must end well before the lease does.
             waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
             if waiting.woken.is_set() and not waiting.is_dismissed:
                 self._is_closing.wait(self._linger_s)
@@ -174,7 +175,7 @@ class SharedShard:
         return self._running.paused
 
     def answers(self, within_s: float) -> bool:
-        """Is the shard's lock free within this time?"""
+        """Return whether the shard's lock gets free within this time."""
         return self._lock.is_free_within(within_s)
 
     @property
@@ -184,7 +185,7 @@ class SharedShard:
 
     @property
     def figures(self) -> Figures:
-        """All figures of one moment. Cheap: does not sweep the ledger."""
+        """The figures of this moment. Cheap: does not sweep the ledger."""
         with self._lock:
             shard, now = self.shard, self._now()
             return Figures(shard.stats, shard.oldest_pending_age_s(now), shard.source_stats(now))
@@ -266,7 +267,7 @@ class SharedShard:
                 waiting.woken.set()
 
     def _dismiss(self, session: int) -> None:
-        """Dismiss the waiting watches of a session that is about to close; asking the shard again would reopen it."""
+        """Dismiss the waiting watches of a session that is about to close. Otherwise they would open it again."""
         for waiting in self._waiting:
             if waiting.session == session:
                 waiting.dismiss()
@@ -322,6 +323,6 @@ class _Waiting:
         self.is_dismissed = False
 
     def dismiss(self) -> None:
-        """Stop waiting, and answer with the reply from the start without asking the shard again."""
+        """Stop waiting. The watch then answers with its first reply, and does not ask the shard again."""
         self.is_dismissed = True
         self.woken.set()

@@ -1,6 +1,6 @@
 """Child: a server process on a free port of this machine, which ends with the process that started it.
 
-Decides how it is started, awaited and ended. Its state is gone when it ends, unless it has a ``--state-dir``.
+Decides how the server is started, awaited and ended. When it ends, its state is gone unless it has a ``--state-dir``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from acker_testing import standstill
 START_S = 60.0
 PAUSE_S = 0.02
 
-# Its standard input ends when the parent process closes the other end, or dies in any way.
+# The standard input ends when the parent process closes the other end, or dies in any way.
 _PROGRAM = """
 import os, signal, sys, threading
 
@@ -90,7 +90,7 @@ class Child:
         return self._log.read_text(errors="replace")
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until it ends by itself, and return the exit status. Raises RuntimeError after ``timeout_s``."""
+        """Wait until the server ends by itself, and return its exit status. Raises RuntimeError after ``timeout_s``."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -107,11 +107,10 @@ class Child:
         return self.wait(timeout_s)
 
     def stop(self) -> None:
-        """Send SIGSTOP: it answers nothing until :meth:`cont`."""
+        """Send SIGSTOP. The server answers nothing until :meth:`cont`."""
         standstill.stop_child(self._process)
 
     def cont(self) -> None:
-        """Send SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def _failed(self) -> Exception:

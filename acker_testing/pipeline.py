@@ -31,7 +31,7 @@ QUICK = Retry(max_retries=1, initial_s=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A record that has used up its retries. ``reason``: that of its last failure, without the traceback."""
+    """A record that has used up its retries. ``reason``: why it failed last, without the traceback."""
 
     record: Any
     reason: str

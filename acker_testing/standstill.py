@@ -1,7 +1,7 @@
-"""Standstill: stops a process, so that it exists and answers nothing.
+"""Standstill: stops a process, which then still exists but answers nothing.
 
-Decides when the process is stopped. One of its threads takes SIGSTOP. Until that thread gets a processor, the other
-threads continue, and may even answer a call that comes after the signal.
+Decides when the process counts as stopped. One of its threads takes SIGSTOP. Until that thread gets a processor, the
+other threads continue, and may even answer a call that comes after the signal.
 """
 
 from __future__ import annotations

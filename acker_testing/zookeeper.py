@@ -1,7 +1,7 @@
 """ZooKeeper: a real ZooKeeper process on this machine, which ends with the process that started it.
 
-Decides how it is started, awaited, ended, and restarted with its data. It runs from the jars of PySpark, so it needs
-the extra `spark` and Java 17 or newer (JAVA_HOME, or on PATH).
+Decides how ZooKeeper is started, awaited, ended, and restarted with its data. It runs from the jars of PySpark, so it
+needs the extra `spark` and Java 17 or newer (JAVA_HOME, or on PATH).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from acker_testing import standstill
 
 START_S = 30.0
 PAUSE_S = 0.02
-# The shortest session is two ticks.
+# ZooKeeper's tick. The shortest session is two ticks.
 TICK_MS = 250
 SESSION_MAX_MS = 60_000
 # The jars of PySpark that ZooKeeper needs. With all jars the start takes three times as long.
@@ -35,7 +35,7 @@ class ZooKeeperProcess:
     """A running ZooKeeper: ``address`` is "127.0.0.1:port" and stays the same over restarts."""
 
     def __init__(self, folder: Path) -> None:
-        """Start it, and return when it serves. ``folder``: for data and log. Raises ImportError without PySpark."""
+        """Start ZooKeeper, and return when it serves. ``folder``: for data and log. ImportError without PySpark."""
         self._folder, self._port = folder, _free_port()
         self._command = [_java(), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         self._command += ["-Dzookeeper.forceSync=no", "-cp", _class_path()]
@@ -47,7 +47,7 @@ class ZooKeeperProcess:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it with its present data, and return when it serves."""
+        """Start ZooKeeper with its present data, and return when it serves."""
         log = self._folder / "zookeeper.log"
         self._guard = subprocess.Popen(
             ["sh", "-c", _PROGRAM, "sh", *self._command],
@@ -66,7 +66,7 @@ class ZooKeeperProcess:
             time.sleep(PAUSE_S)
 
     def kill(self) -> None:
-        """End it at once; its data stays on disk."""
+        """End ZooKeeper at once. Its data stays on disk."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait()
@@ -76,17 +76,16 @@ class ZooKeeperProcess:
         self.start()
 
     def empty(self) -> None:
-        """End it, and start it without its data, like an ensemble that has lost its disks."""
+        """Restart ZooKeeper without its data, like an ensemble that has lost its disks."""
         self.kill()
         shutil.rmtree(self._folder / "data")
         self.start()
 
     def stop(self) -> None:
-        """Send SIGSTOP: it answers nothing until :meth:`cont`."""
+        """Send SIGSTOP. ZooKeeper answers nothing until :meth:`cont`."""
         standstill.stop(self.pid)
 
     def cont(self) -> None:
-        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def _configuration(self) -> Path:

@@ -1,7 +1,7 @@
 """KazooSession: a kazoo client that reaches ZooKeeper the way the acker needs it.
 
-Decides how often a lost connection is tried again, who may read and change the nodes that are made, and that kazoo's
-own log lines are kept instead of written. The callers decide what their nodes contain and how long they wait.
+Decides how often a lost connection is tried again, and who may read and change the nodes that it creates. Keeps kazoo's
+log lines out of the log. The callers decide what their nodes contain and how long they wait.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
-# Least number of connection attempts within the time of a session. A ZooKeeper that is starting may accept a connection
-# and never answer on it, and kazoo would wait for that answer until the session is over.
+# Minimum number of connection attempts within the time of a session. A ZooKeeper that is starting may accept a
+# connection and never answer on it. With fewer attempts, kazoo would wait for that answer until the session is over.
 ATTEMPTS = 5
 
 
@@ -26,7 +26,7 @@ class NoAnswerError(Exception):
 
 
 class KazooSession:
-    """One session. ``client``: add listeners to it before :meth:`start`.
+    """One session. Callers add listeners to ``client`` before :meth:`start`.
 
     ``hosts``: host:port,host:port. ``session_s``: seconds. ``digest``: user:password. Only this user may read or change
     the nodes that the session creates. ``ca``, ``cert``, ``key``: files. With ``ca``, connections are TLS.
@@ -55,7 +55,7 @@ class KazooSession:
             timeout=session_s,
             default_acl=CREATOR_ALL_ACL if digest else None,
             auth_data=[("digest", digest)] if digest else None,
-            # A ZooKeeper that restarts gives every session its full time again, so connect before that is over.
+            # A restarted ZooKeeper gives every session its full time again. Connect before that is over.
             connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=attempt_s),
             logger=self._last_warning.logger,
             use_ssl=has_tls,
@@ -94,7 +94,7 @@ def _within(connect: Callable[..., Any], most_s: float) -> Callable[..., Any]:
 
 
 class _LastWarning(logging.Handler):
-    """Keeps kazoo's last warning. kazoo repeats it at every attempt, and the callers log once what it means."""
+    """Keeps kazoo's last warning. kazoo repeats its warnings at every attempt; the callers log once what they mean."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

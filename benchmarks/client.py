@@ -33,7 +33,7 @@ TARGET_PER_S = 15e6
 
 
 def columns(updates: int) -> tuple[Column, Column]:
-    """(roots, ack vals) of that many updates, shuffled."""
+    """Return (roots, ack vals) of this many updates, shuffled."""
     dice = np.random.default_rng(0)
     roots = np.repeat(ids.root_ids(1 << 40, np.arange(updates // UPDATES_A_ROOT, dtype=np.uint64)), UPDATES_A_ROOT)
     dice.shuffle(roots)
@@ -41,13 +41,13 @@ def columns(updates: int) -> tuple[Column, Column]:
 
 
 def serialised(roots: Column, vals: Column) -> list[bytes]:
-    """The messages of one report, as they go to the socket."""
+    """Return the messages of one report, as they go to the socket."""
     messages = pack(Identity(1, 2, sequenced=True), fold(roots, vals))
     return [wire.encode(message).SerializeToString() for message in messages]
 
 
 def per_second(work: Callable[[], object], amount: int, rounds: int) -> float:
-    """Median of ``amount`` per second over the rounds, after one to warm up."""
+    """Return how many of ``amount`` items are done per second: the median of the rounds, after one to warm up."""
     work()
     elapsed = []
     for _ in range(rounds):
@@ -58,7 +58,7 @@ def per_second(work: Callable[[], object], amount: int, rounds: int) -> float:
 
 
 def measure_columns(updates: int, rounds: int) -> dict[str, float]:
-    """Updates a second through a whole pass, and through its first half alone."""
+    """Return updates per second through a whole pass, and through folding alone."""
     roots, vals = columns(updates)
     messages = serialised(roots, vals)
     return {
@@ -71,7 +71,7 @@ def measure_columns(updates: int, rounds: int) -> dict[str, float]:
 
 
 def measure_plain(rounds: int) -> float:
-    """``ack`` calls a second into the buffer of a plain client, and out of it as a report."""
+    """Return ``ack`` calls per second into the buffer of a plain client, including taking its content as a report."""
     roots, vals = columns(PLAIN_CALLS)
     rows = list(zip(roots.tolist(), vals.tolist(), strict=True))
 

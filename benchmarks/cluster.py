@@ -1,9 +1,13 @@
 """Cluster: several servers behind one source, as processes on this machine under a real ZooKeeper.
 
-Measures what replicas and more servers cost (processor time of all processes a million updates, side by side with one
-server), and what a source feels when servers come and go under load: the longest time without an outcome, how many
-roots were replayed, and whether any outcome was missing. Batches are read, acked in three reports and settled one after
-the other by one process, as a Spark job would; updates are counted once, however many replicas get them.
+Measures two things:
+
+- The cost of replicas and more servers: processor time of all processes per million updates, compared with one server.
+- What a source notices when servers come and go under load: the longest time without an outcome, the number of roots
+  that were not ACKED, and whether any outcome was missing.
+
+One process reads batches, acks them in three reports and settles them one after the other, as a Spark job would. An
+update counts once, however many replicas get it.
 
     python -m benchmarks.cluster [--quick] [--only cost|events]
 """
@@ -51,7 +55,7 @@ class Servers:
         self._ports: dict[int, int] = {}
 
     def start(self, number: int) -> None:
-        """Start a server, with the state that it left if it left one."""
+        """Start a server, with the state that it saved at its last stop, if any."""
         folder = self._folder / str(number)
         (folder / "state").mkdir(parents=True, exist_ok=True)
         (folder / "ready.json").unlink(missing_ok=True)
@@ -62,7 +66,7 @@ class Servers:
         self.running[number] = child
 
     def restart(self, number: int) -> None:
-        """A planned restart: its state is kept."""
+        """Restart a server as planned, which keeps its state."""
         self.running.pop(number).terminate()
         self.start(number)
 
@@ -75,7 +79,7 @@ class Servers:
 
     @property
     def processor_s(self) -> float:
-        """Processor time of those that run, user and system."""
+        """User and system processor time of the running servers."""
         ticks = 0
         for child in self.running.values():
             fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
@@ -96,7 +100,7 @@ class Load:
     roots: int
     ended: Counter[Verdict] = field(default_factory=Counter)
     emitted: int = 0
-    # When each batch was over: the gaps between are what a source feels.
+    # When each batch was over. The gaps between these times are the stalls that a source notices.
     over_at: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,7 +109,7 @@ class Load:
         self._number = 0
 
     def batch(self) -> None:
-        """One batch, from its opening to its last outcome."""
+        """Run one batch, from its opening to its last outcome."""
         self._number += 1
         first = self._number << 32
         pin = self._client.open_batch(self._number, first, self.roots)
@@ -147,7 +151,8 @@ def cluster(folder: Path, zookeeper: ZooKeeperProcess, name: str, count: int) ->
 
 
 def cost(folder: Path, zookeeper: ZooKeeperProcess, *, rounds: int, batches: int) -> dict[str, Any]:
-    """Processor seconds a million updates, of servers and client together; medians of rounds in turn."""
+    """Return processor seconds per million updates, of servers and client together, and updates per second. The cases
+    take turns; the figures are medians of the rounds."""
     cases = {"1 server": (1, 1), "3 servers": (3, 1), "2 servers": (2, 1), "2 servers, 2 replicas": (2, 2)}
     with contextlib.ExitStack() as stack:
         running = {
@@ -173,7 +178,7 @@ def cost(folder: Path, zookeeper: ZooKeeperProcess, *, rounds: int, batches: int
 
 
 def _measured(servers: Servers, load: Load, batches: int) -> tuple[float, float]:
-    """(Processor seconds a million updates, updates a second)."""
+    """Return (processor seconds per million updates, updates per second)."""
     used, began = servers.processor_s + time.process_time(), time.monotonic()
     for _ in range(batches):
         load.batch()
@@ -208,7 +213,7 @@ EVENTS: dict[str, tuple[int, Event]] = {
 
 
 def events(folder: Path, zookeeper: ZooKeeperProcess, *, quiet_s: float) -> list[dict[str, Any]]:
-    """What a source feels of each event: the longest time between two batches' ends, before and from the event on."""
+    """Return for each event the longest time between the ends of two batches, before it and from it on."""
     found = []
     for replicas in (1, 2):
         for index, (name, (count, event)) in enumerate(EVENTS.items()):

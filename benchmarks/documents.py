@@ -1,6 +1,6 @@
 """Documents: writes the figures of .build/bench.json into docs/benchmarks.md, and their chart beside it.
 
-``python -m benchmarks.documents``. Without .build/bench.json it draws the chart anew from the table that is there.
+``python -m benchmarks.documents``. Without .build/bench.json it only redraws the chart, from the table in the document.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.run import PATH
 PAGE = Path(__file__).parents[1] / "docs/benchmarks.md"
 CHART = PAGE.parent / "pictures/benchmarks.svg"
 PLACE = re.compile(r"(<!-- figures: .*? -->\n).*?(<!-- end of figures -->)", re.DOTALL)
-# A ratio to the same job without the acker, and its target: what, figure, target, met or not.
+# A row with a ratio to the same job without the acker: what, figure, target, met or not.
 ROW = re.compile(
     r"^\| (?:spark|frame|kafka) \| (.*(?:untracked|untracked and fused by hand|same reader)) "
     r"\| ([\d.]+) x \| >= ([\d.]+) x \| (.*?) \|$",
@@ -40,7 +40,7 @@ MET, NOT_MET = "#2a7f62", "#c4572e"
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Return the machine in a sentence, and the table in Markdown."""
+    """Return a sentence about the machine, and the table in Markdown."""
     machine = figures["machine"]
     named = ", ".join(f"{name} {machine[name]}" for name in ("python", "numpy", "numba", "grpcio", "pyspark"))
     head = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}. "

@@ -79,8 +79,8 @@ def untracked_rows(df: DataFrame) -> DataFrame:
 
 
 class Queries:
-    """A streaming query over ``stream``, run again and again from its beginning to its end. ``key``: names its rows,
-    which have a column ``text``."""
+    """A streaming query over ``stream``, run repeatedly from its beginning to its end. ``key``: the columns that
+    identify its rows, which have a column ``text``."""
 
     def __init__(self, folder: Path, stream: Callable[[], DataFrame], key: str | list[str]) -> None:
         self.key = key
@@ -99,7 +99,7 @@ class Queries:
 
 
 class JsonFiles:
-    """``rows`` of JSON, in files of which a micro-batch takes some."""
+    """``rows`` lines of JSON in several files. A micro-batch takes some of the files."""
 
     def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
         self._spark = spark
@@ -136,7 +136,7 @@ def jobs(queries: Queries, kind: str) -> dict[str, Job]:
 
 
 def parts(files: JsonFiles) -> dict[str, Job]:
-    """What tracking adds: keeping the rows, counting and digesting them; and reading as such."""
+    """Return the steps that tracking adds, as jobs: keep, count and digest the rows. Also reading, to compare."""
 
     def count() -> None:
         persisted = Persisted(files.read())

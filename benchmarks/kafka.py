@@ -1,11 +1,11 @@
 """Kafka: a job over a topic, tracked and untracked, with the same reader, on a real Apache Kafka and a real server.
 
-All plan the same ranges, batch by batch, read them by the same slices, split the values into words and write Parquet.
-Untracked as a user writes it without the acker (a call for reading, a call for splitting), and untracked and fused by
-hand; the tracked job opens and settles its batches, and every record has to be ACKED. They take turns.
-``others_beside_poison_over_without``: the rate of the records beside a poison one in each partition, which fails in
-every try, over their rate without it. ``stream``: a query of Structured Streaming over Spark's own connector, tracked
-and untracked, as in ``frame``.
+All jobs plan the same ranges, batch by batch, read them with the same slices, split the values into words and write
+Parquet. They take turns. There are two untracked jobs: as a user writes it without the acker (one call reads, one
+splits), and with both calls fused by hand. The tracked job also opens and settles its batches, and every record has to
+be ACKED. ``others_beside_poison_over_without``: one poison record in each partition fails at every try. The figure is
+the rate of all other records, over their rate without poison. ``stream``: a query of Structured Streaming over Spark's
+own connector, tracked and untracked, as in ``frame``.
 
     python -m benchmarks.kafka [--quick] [--rounds N]
 
@@ -39,7 +39,7 @@ from tests.kafka.broker import RealKafka, build, connector
 
 PARTITIONS = 4
 MICRO_BATCHES = 4
-# So many that the poison records' replays fall in between.
+# Enough batches that the replays of the poison records come between them.
 BATCHES_OF_OTHERS = 10
 VALUE = b"the quick brown fox jumps over the lazy dog %d"
 
@@ -55,7 +55,7 @@ def words(batch: pa.RecordBatch) -> Any:
 
 
 def words_but(poison: bytes) -> Any:
-    """As ``words``, but that ``poison`` is a value it cannot do."""
+    """Return an operator like ``words`` that raises for the value ``poison``."""
 
     @arrow_operator("word string", name="words")
     def split(batch: pa.RecordBatch) -> Any:
@@ -67,7 +67,7 @@ def words_but(poison: bytes) -> Any:
 
 
 class Others(Listener):
-    """When so many records were acked."""
+    """Notes the time (``at``) when this many records were acked."""
 
     def __init__(self, records: int) -> None:
         self._left = records
@@ -85,7 +85,7 @@ def save(rows: DataFrame, path: str) -> None:
 
 
 class Jobs:
-    """The jobs over one topic, of which each run reads everything."""
+    """The jobs over one topic. Each run of a job reads the whole topic."""
 
     def __init__(self, spark: SparkSession, servers: str, topic: str, records: int, folder: Path) -> None:
         self.spark = spark
@@ -111,7 +111,7 @@ class Jobs:
         self._plan(lambda slices: self._read(slices, "word string", lambda batch: split_batch(batch)[0]))
 
     def others_s(self, poison: bytes) -> float:
-        """Seconds until all are acked but one record a partition."""
+        """Return the seconds until all records but one per partition are acked."""
         begun, others = time.perf_counter(), Others(self.records - PARTITIONS)
         source = self._source(BATCHES_OF_OTHERS, listener=others, dead_letters=self._letters)
         summary = source.run(self.spark, lambda batch: save(batch.df.transform(words_but(poison)), self._out))
@@ -167,7 +167,7 @@ def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
 
 
 def measure_stream(spark: SparkSession, servers: str, topic: str, records: int, folder: Path, rounds: int) -> Any:
-    """A query over Spark's own connector, a quarter of the topic a micro-batch."""
+    """Measure a query over Spark's own connector. A micro-batch takes a quarter of the topic."""
 
     def stream() -> DataFrame:
         reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)

@@ -62,7 +62,7 @@ class LedgerLoad:
         return Generation(roots, [acks[0] ^ acks[1] ^ acks[2], *acks])
 
     def messages(self, steps: int) -> Iterator[Apply]:
-        """The messages of the next steps, made before the clock runs."""
+        """Yield the messages of the next steps. The caller collects them before it starts the clock."""
         for _ in range(steps):
             self.alive.append(self.generate())
             yield self._message(self.alive[-1], 0)
@@ -77,7 +77,7 @@ class LedgerLoad:
         return reply.cursor
 
     def _begin(self, age: int) -> None:
-        """Start a generation as it is when it is so old: with the acks that it has had by then."""
+        """Start a generation as if it were ``age`` steps old, with the acks that it would have had by then."""
         generation = self.generate()
         self.alive.append(generation)
         val = generation.vals[0].copy()
@@ -98,7 +98,7 @@ class LedgerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """``pending``: after each of the calls, on the average."""
+    """The figures of one round. ``pending``: the average number of pending roots after a call."""
 
     updates_per_s: float
     updates_per_cpu_s: float
@@ -127,7 +127,7 @@ def run(load: LedgerLoad) -> Round:
     cursor = load.watch(cursor)
     elapsed, elapsed_cpu = time.monotonic() - begin, time.thread_time() - begin_cpu
     load.watch(cursor)
-    # Pending are the generations between two steps, and one more from the init until the last ack.
+    # A step begins a generation with its first message and ends one with its last, so it has one more in between.
     between = load.shard.stats.pending
     pending = between + load.entries * ACKS / (ACKS + 1)
     updates = len(messages) * load.entries
@@ -135,9 +135,10 @@ def run(load: LedgerLoad) -> Round:
 
 
 def measure(pending: int, entries: int, rounds: int = ROUNDS) -> dict[str, float]:
-    """Updates a second (median of the rounds), bytes per pending root and the longest calls; one round warms up.
+    """Measure updates per second (median of the rounds), bytes per pending root and the longest calls. One round warms
+    up.
 
-    ``longest_growing_ms``: one report of inits and one tick while the table grows from nothing to ``pending``.
+    ``longest_growing_ms``: the longest of a report of inits plus a tick, while the table grows from 0 to ``pending``.
     """
     load = LedgerLoad(pending, entries)
     measured = [run(load) for _ in range(rounds + 1)][1:]

@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on: without it the figure means nothing."""
+"""Machine: describes the machine that a figure was measured on, since a figure means nothing without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("acker", "numpy", "numba", "grpcio", "protobuf", "pyspark", "pyarrow
 
 
 def describe() -> dict[str, str | int | float]:
-    """Processor, cores, memory, system, Python and the versions of what the figures depend on."""
+    """Return processor, cores, memory, system, Python, and the versions of the packages that the figures depend on."""
     described: dict[str, str | int | float] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

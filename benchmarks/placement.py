@@ -36,7 +36,7 @@ def view(ids: Iterable[int]) -> View:
 
 
 def holds(ids: list[int], replicas: int) -> Holds:
-    """Which id holds which slot when the spread has no bound: bool[1024, IDS + 1]."""
+    """Return which id holds which slot if the spread has no bound: bool[1024, IDS + 1]."""
     placed = place(view(ids), 1, 1, replicas, spread=len(ids))
     found = np.zeros((SLOTS, IDS), bool)
     owners = np.array([member.id for member in placed.members])[placed.replicas]
@@ -46,7 +46,7 @@ def holds(ids: list[int], replicas: int) -> Holds:
 
 @dataclass(slots=True)
 class Moves:
-    """Moves of one kind: what moved and what had to."""
+    """Moves of one kind: how many replicas of slots moved, and how many had to."""
 
     moved: list[int] = field(default_factory=list)
     least: list[int] = field(default_factory=list)
@@ -65,13 +65,13 @@ class Moves:
 
 
 def balance(held: Holds, members: int, replicas: int) -> tuple[float, float]:
-    """The most that a member holds, over the mean and over its bound."""
+    """Return the most slots that a member holds, over the mean and over the bound."""
     most, mean = int(held.sum(axis=0).max()), SLOTS * replicas / members
     return most / mean, most / slots_at_most(members, replicas)
 
 
 def without_gaps(members: int, replicas: int) -> dict[str, Any]:
-    """Every view of ids 0 to n - 1, every join of the next and every leave; spread without a bound."""
+    """Measure every view of ids 0 to n - 1, each join of the next id, and each leave. The spread has no bound."""
     joins, leaves, over_mean, over_bound = Moves(), Moves(), {}, []
     before = holds(list(range(replicas)), replicas)
     for n in range(replicas, members + 1):
@@ -95,7 +95,7 @@ def without_gaps(members: int, replicas: int) -> dict[str, Any]:
 
 
 def with_gaps(members: int, replicas: int, gaps: float, drawn: int) -> dict[str, Any]:
-    """Views of ids below ``members`` of which a part is missing, drawn: joins of the next id, and leaves."""
+    """Measure joins and leaves in random views of ids below ``members``, of which the share ``gaps`` is missing."""
     draw, joins, leaves, over_bound = random.Random(9), Moves(), Moves(), 0.0
     for _ in range(drawn):
         ids = sorted(draw.sample(range(members), members - round(gaps * members)))
@@ -114,7 +114,7 @@ def with_gaps(members: int, replicas: int, gaps: float, drawn: int) -> dict[str,
 
 
 def place_ms(ids: list[int], replicas: int, spread: int) -> float:
-    """Milliseconds to place a batch, the median of 200; what only the first one does is not in it."""
+    """Return the milliseconds to place a batch: the median of 200, after one that fills the caches."""
     taken, members = [], view(ids)
     for number in range(201):
         begin = time.perf_counter()
@@ -124,7 +124,7 @@ def place_ms(ids: list[int], replicas: int, spread: int) -> float:
 
 
 def first_ms(ids: list[int], replicas: int, spread: int) -> float:
-    """Milliseconds to place the first batch on so many seats."""
+    """Return the milliseconds to place the first batch, with empty caches."""
     placement._table.cache_clear()
     members, begin = view(ids), time.perf_counter()
     place(members, 1, 1, replicas, spread)

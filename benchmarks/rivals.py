@@ -1,7 +1,7 @@
-"""Rivals: what a Python user would write instead of the acker, doing the same work: XOR, completion, expiry.
+"""Rivals: what a Python user might write instead of the acker for the same work: XOR, completion, expiry.
 
-One is a dict behind gRPC with a call per record, which answers a completed root in the reply. The other is Redis with a
-Lua function and a call per batch. Neither knows identities, batches, leases or confirmations; a retry breaks both.
+One is a dict behind gRPC with a call per record, whose reply says whether the root is complete. The other is Redis with
+a Lua function and a call per batch. Neither knows identities, batches, leases or confirmations, so a retry breaks both.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CALLS_IN_FLIGHT = 100
 BATCHES_IN_FLIGHT = 8
 EXPIRY_S = 30.0
 
-# Keys are raw root ids; a value is the two halves of the ack val and whether the init was seen, since Lua's numbers are
-# doubles. A completed root goes to a list that the source pops. A key that expires by itself tells nobody, so deadlines
-# stand in a sorted set, as whoever wants an answer for every root has to do it; without it (`told` 0) keys just vanish.
+# Keys are raw root ids. A value is the ack val in two halves, since Lua's numbers are doubles, and whether the init was
+# seen. A completed root goes to a list that the source pops. A key that expires by itself notifies nobody, so a source
+# that wants an answer for every root needs the deadlines in a sorted set. Without the set (`told` 0) keys just vanish.
 LUA = """
 local is_init, updates, expiry_ms, told = ARGV[1] == "1", ARGV[2], ARGV[3], ARGV[4] == "1"
 local done, born = {}, {}
@@ -76,7 +76,7 @@ return "ok"
 
 
 def per_record_updates_per_s(messages: Sequence[tuple[bool, Column, Column]]) -> float:
-    """Updates per second of a dict behind one-record-per-call gRPC, pipelined. ``messages``: (is init, roots, vals)."""
+    """Return updates per second of the dict, with pipelined calls. ``messages``: (is init, roots, vals)."""
     with _per_record_server() as address, grpc.insecure_channel(address) as channel:
         update = channel.unary_unary(METHOD, request_serializer=bytes, response_deserializer=bytes)
         records = [
@@ -97,9 +97,10 @@ def per_record_updates_per_s(messages: Sequence[tuple[bool, Column, Column]]) ->
 
 
 def redis_updates_per_s(messages: Sequence[tuple[bool, Column, Column]], *, told: bool = True) -> float | None:
-    """Updates per second of Redis with LUA, a call per message; None where redis-server is not installed.
+    """Return updates per second of Redis with LUA, a call per message; None if redis-server is not installed.
 
-    Every few calls the source pops what is done. ``told``: expiry in a sorted set, so that it can be told.
+    Every few calls the source pops the completed roots. ``told``: deadlines are in a sorted set, so that the source
+    could learn of expired roots.
     """
     with _redis() as connection:
         if connection is None:
@@ -124,13 +125,13 @@ def redis_updates_per_s(messages: Sequence[tuple[bool, Column, Column]], *, told
 
 
 def redis_version() -> str:
-    """What `redis-server --version` says, or that there is none."""
+    """Return the version that `redis-server --version` prints, or "not installed"."""
     path = shutil.which("redis-server")
     return "not installed" if path is None else subprocess.check_output([path, "--version"], text=True).split()[2]
 
 
 def serve_per_record() -> None:
-    """The dict behind gRPC; prints its port."""
+    """Serve the dict behind gRPC. Prints its port first, and never returns."""
     ledger: dict[int, tuple[int, bool, float]] = {}
 
     def update(content: bytes, context: grpc.ServicerContext) -> bytes:
@@ -163,7 +164,7 @@ def _per_record_server() -> Iterator[str]:
 
 
 class _Redis:
-    """As much of Redis' protocol as a function call needs."""
+    """A connection to Redis, with the part of its protocol that a function call needs."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -185,7 +186,7 @@ class _Redis:
         return self._reader.read(int(line[1:]) + 2)[:-2]
 
     def receive_many(self) -> list[bytes]:
-        """An array of strings; none for nil."""
+        """Return an array of strings, empty for nil."""
         line = self._reader.readline()
         if line[:1] != b"*":
             raise RuntimeError(f"redis answered {line!r}")

@@ -25,13 +25,14 @@ PATH = Path(__file__).parents[1] / ".build" / "bench.json"
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A benchmark: ``python -m benchmarks.NAME`` prints JSON, its figures under its name. ``quick``: to try it."""
+    """A benchmark: ``python -m benchmarks.NAME`` prints JSON with its figures under its name. ``quick``: flags of a
+    trial run."""
 
     name: str
     quick: tuple[str, ...] = ("--quick",)
 
 
-# Those that fetch much from Maven Central.
+# These fetch much from Maven Central.
 ON_REQUEST = (Benchmark("kafka"), Benchmark("storm"))
 PARTS = (
     Benchmark("ledger", ("--pending", "10000", "100000")),
@@ -46,7 +47,7 @@ ALL = (*PARTS, *ON_REQUEST)
 
 
 def measure(part: Benchmark, quick: bool) -> Any:
-    """The figures of one part. Raises RuntimeError when it fails; what it says goes to standard error."""
+    """Run one part and return its figures. Raises RuntimeError if it fails. Its log goes to standard error."""
     begun = time.monotonic()
     print(f"benchmarks.{part.name} ...", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", f"benchmarks.{part.name}", *(part.quick if quick else ())]
@@ -59,7 +60,7 @@ def measure(part: Benchmark, quick: bool) -> Any:
 
 
 def show(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as text, in columns."""
+    """Return the rows as text, in columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

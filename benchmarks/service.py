@@ -51,7 +51,7 @@ ACKS = 3
 UPDATES_A_ROOT = 1 + ACKS
 PENDING = 1_000_000
 PENDING_REDIS = 262_144
-# Entries a report: small, middling, and what the client packs into one message.
+# Entries per report: small, medium, and as many as the client packs into one message.
 REPORTS = (4096, 32768, 61440)
 SENDERS = 4
 TIMEOUT_S = 60.0
@@ -64,7 +64,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What issue 3 asks for."""
+    """The targets of issue 3."""
 
     updates_per_s: float = 8e6
     outcomes_per_s: float = 2e6
@@ -74,8 +74,8 @@ class Targets:
 
 
 class ServiceLoad:
-    """Trees cut into reports of ``entries`` entries, in the order in which they are sent: ``PENDING`` roots stay open
-    between a root's init and its acks, so that the ledger works on memory and not on its cache."""
+    """Trees cut into reports of ``entries`` entries, in the order in which they are sent. ``pending`` roots are open
+    between a root's init and its acks, so that the ledger exceeds the processor's cache."""
 
     def __init__(self, chunks: int, entries: int, pending: int = PENDING) -> None:
         self.base, self.entries, self.roots = 1 << 40, entries, chunks * entries
@@ -108,8 +108,7 @@ class ServiceLoad:
 
 
 class WatchingSource:
-    """Watches from a thread of its own; the callback notes for every root that it was reported ACKED, once, and
-    when."""
+    """Watches from a thread of its own. The callback checks that every root is reported ACKED once, and notes when."""
 
     def __init__(self, address: str, load: ServiceLoad) -> None:
         self._transport = GrpcTransport(address)
@@ -150,7 +149,7 @@ class WatchingSource:
 
 
 def send(address: str, messages: Sequence[Apply], due_s: Floats | None = None, senders: int = SENDERS) -> Floats:
-    """Send each message once, when it is due, by ``senders`` threads over one channel; gives when each was answered."""
+    """Send each message once, when it is due, from ``senders`` threads over one channel. Return the answers' times."""
     transport = GrpcTransport(address)
     answered_s = np.zeros(len(messages))
     numbers = itertools.count()
@@ -172,7 +171,7 @@ def send(address: str, messages: Sequence[Apply], due_s: Floats | None = None, s
 
 
 def throughput(load: ServiceLoad) -> dict[str, float]:
-    """One server process and one client process; from the first report until the last outcome is in the callback."""
+    """Measure one server and one client process, from the first report until the callback has the last outcome."""
     messages = load.messages()
     with server() as address:
         send(address, [])
@@ -189,7 +188,7 @@ def throughput(load: ServiceLoad) -> dict[str, float]:
 
 
 def latency(seconds: float) -> dict[str, float]:
-    """Open loop at 4 M updates/s in reports of 4 k: server, source and reporter are three processes."""
+    """Measure an open loop: 4 M updates/s in reports of 4 k. Server, source and reporter are three processes."""
     reports_per_s = LATENCY_UPDATES_PER_S / LATENCY_ENTRIES
     load = ServiceLoad(int(seconds * reports_per_s / UPDATES_A_ROOT), LATENCY_ENTRIES)
     with server() as address:
@@ -219,7 +218,7 @@ def _report(address: str, chunks: int, reports_per_s: float) -> tuple[Floats, Fl
 
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
-    """``python -m acker_service`` as a process of its own; gives its address."""
+    """Run ``python -m acker_service`` as a process of its own, and yield its address."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.json"
         command = [sys.executable, "-m", "acker_service", "--port=0", "--http-port=off", "--log-level=warning"]
@@ -235,7 +234,7 @@ def server(*flags: str) -> Iterator[str]:
 
 
 def measure(runs: int = 3, quick: bool = False) -> dict[str, Any]:
-    """Every figure, medians over ``runs``; the rivals do the same mix, less of it and with less pending."""
+    """Return every figure, as medians over ``runs``. The rivals do less of the same mix, with less pending."""
     scale = 4 if quick else 1
     ours = {
         f"reports_of_{entries // 1024}k": _median(
@@ -266,13 +265,13 @@ def _per_record(scale: int) -> float:
 
 
 def _rival(ours: float, rates: Sequence[float | None]) -> dict[str, float] | None:
-    """Median of a rival, and how many times the acker's best figure is of it; None where it is not installed."""
+    """Return the median of a rival and the acker's best figure over it; None if the rival is not installed."""
     known = [rate for rate in rates if rate is not None]
     return {"updates_per_s": (rate := statistics.median(known)), "times": ours / rate} if known else None
 
 
 def rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """(what, figure, target) for the table."""
+    """Return (what, figure, target) for each row of the table."""
     targets, loop = Targets(), figures["open_loop"]
     wanted = f">= {targets.updates_per_s / 1e6:.0f} M, {targets.outcomes_per_s / 1e6:.0f} M"
     waits = ", ".join(f"{loop[f'latency_{name}_s'] * 1e3:.1f} ms" for name in ("p50", "p99", "max"))

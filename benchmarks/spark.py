@@ -52,8 +52,8 @@ Job = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much work: lines of ten words in the words job, numbers in the trivial job, rounds of each job after
-    its warm-up."""
+    """The amount of work: lines of ten words in the words job, numbers in the trivial job, and measured runs of each
+    job after its warm-up."""
 
     lines: int = 200_000
     numbers: int = 4_000_000
@@ -152,7 +152,7 @@ class Bench:
         self.numbers = [Numbers(start, stop) for start, stop in pairwise(bounds)]
 
     def tracked(self, slices: list[Any], schema: str, run: Callable[[DataFrame], None]) -> None:
-        """One batch: opened, run, settled; every record of it has to be ACKED."""
+        """Open a batch, run the job on it and settle it. Raises RuntimeError unless every record is ACKED."""
         records = slices[-1].stop
         self._batch += 1
         scope = BatchScope(self.session, self._batch, self._first)
@@ -310,7 +310,7 @@ def run(size: Size) -> dict[str, Any]:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """A server in a process of its own, on the same cores."""
+    """Run a server in a process of its own, on the same cores, and yield its address."""
     ready = folder / "ready.json"
     command = [sys.executable, "-m", "acker_service", "serve", "--port=0", "--http-port=0", "--ready-file", str(ready)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)

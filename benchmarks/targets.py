@@ -1,4 +1,4 @@
-"""Targets: what each figure should be, and whether it is. Reads figures; measures nothing."""
+"""Targets: the target of each figure, and whether the figure meets it. Measures nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEDGER_AND_STORM = (100_000, 1_000_000, 10_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``find`` takes the figures of all parts and raises LookupError where the part was not run."""
+    """A bound for one figure. ``find`` returns it from the figures of all parts; LookupError if it is not there."""
 
     part: str
     what: str
@@ -40,7 +40,7 @@ class Row:
 
 
 def rows(figures: Figures) -> Iterator[Row]:
-    """Every target of the parts that were run, beside what was measured."""
+    """Yield every target of the parts that were run, with the measured figure."""
     for target in (target for target in TARGETS if target.part in figures):
         try:
             figure: float | None = target.find(figures)
@@ -50,14 +50,14 @@ def rows(figures: Figures) -> Iterator[Row]:
 
 
 def table(figures: Figures) -> list[list[str]]:
-    """The rows as text: part, what, figure, target, met."""
+    """Return the rows as text: part, what, figure, target, met."""
     return [
         [row.part, row.what, shown(row.figure, row.target.unit), _bound(row.target), _met(row)] for row in rows(figures)
     ]
 
 
 def shown(figure: float | None, unit: str) -> str:
-    """A figure with its unit, in as many digits as mean something."""
+    """Return a figure with its unit, rounded to its significant digits."""
     if figure is None:
         return "not measured"
     if unit in ("updates/s", "outcomes/s", "trees/s"):
@@ -74,7 +74,7 @@ def _met(row: Row) -> str:
 
 
 def at(*path: str) -> Callable[[Figures], float]:
-    """The figure that stands at a path of keys."""
+    """Return a function that finds the figure at a path of keys."""
 
     def find(figures: Figures) -> float:
         found: Any = figures
@@ -86,7 +86,7 @@ def at(*path: str) -> Callable[[Figures], float]:
 
 
 def ledger_at(pending: int, key: str = "updates_per_s") -> Callable[[Figures], float]:
-    """The ledger's largest figure over sizes of reports, at about so many pending roots."""
+    """Return a function that finds the ledger's best figure of all report sizes, at about this many pending roots."""
 
     def find(figures: Figures) -> float:
         runs = [float(run[key]) for run in figures["ledger"] if abs(run["pending"] - pending) <= pending // 10]
@@ -98,28 +98,28 @@ def ledger_at(pending: int, key: str = "updates_per_s") -> Callable[[Figures], f
 
 
 def storm_at(pending: int) -> Callable[[Figures], float]:
-    """Storm's acker alone at so many pending trees."""
+    """Return a function that finds the rate of Storm's acker alone, at this many pending trees."""
     return lambda figures: {run["pending"]: float(run["updates_per_s"]) for run in figures["storm"]["acker"]}[pending]
 
 
 def storm_trees(figures: Figures) -> float:
-    """Trees a second of Storm's acked spout -> bolt -> bolt."""
+    """Return the trees per second of Storm's acked topology spout -> bolt -> bolt."""
     shapes = {(run["bolts"], run["acked"]): float(run["trees_per_s"]) for run in figures["storm"]["topologies"]}
     return shapes[2, True]
 
 
 def over(ours: Callable[[Figures], float], theirs: Callable[[Figures], float]) -> Callable[[Figures], float]:
-    """How many times theirs ours is."""
+    """Return a function that divides our figure by theirs."""
     return lambda figures: ours(figures) / theirs(figures)
 
 
 def best_of(part: str, key: str) -> Callable[[Figures], float]:
-    """The best of the figures called ``key`` in a part's table of runs."""
+    """Return a function that finds the best figure called ``key`` in a part's table of runs."""
     return lambda figures: max(float(run[key]) for run in figures[part]["acker"].values())
 
 
 def worst_placing(*path: str) -> Callable[[Figures], float]:
-    """The greatest of a figure over numbers of replicas, of views without a gap in their ids."""
+    """Return a function that finds the largest figure over all numbers of replicas, in views without gaps."""
     return lambda figures: max(at(*path)(run) for run in figures["placement"]["without_gaps"])
 
 

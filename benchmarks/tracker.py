@@ -51,8 +51,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one round took: seconds until all outcomes were applied, and until the checkpoint's run lengths were there;
-    MB with all in flight, and more at the peak."""
+    """The figures of one round. ``apply_s``: seconds to apply all outcomes. ``commit_s``: seconds from then until the
+    run lengths of the checkpoint are ready. Memory in MB: with all records in flight, and at the peak."""
 
     apply_s: float
     commit_s: float
@@ -62,7 +62,7 @@ class Applied:
 
 
 def measure_all(outcomes: int = 10_000_000, rounds: int = ROUNDS) -> dict[str, float]:
-    """``outcomes`` into one window; seconds and rates, medians of ``rounds``."""
+    """Apply ``outcomes`` outcomes to one window. Return seconds and rates, as medians of ``rounds``."""
     compiled()
     applied = [_apply(outcomes) for _ in range(rounds)]
     apply_s = statistics.median(each.apply_s for each in applied)
@@ -75,7 +75,7 @@ def measure_all(outcomes: int = 10_000_000, rounds: int = ROUNDS) -> dict[str, f
         "outcomes_per_s": round(outcomes / apply_s),
         "outcomes_to_checkpoint_per_s": round(outcomes / (apply_s + commit_s)),
         "holes": applied[0].holes,
-        # The first round finds a process that has nothing to spare.
+        # From the first round: later ones reuse memory that the process has already.
         "in_flight_mb": round(applied[0].in_flight_mb),
         "peak_mb": round(applied[0].peak_mb),
         "lines": LINES,
@@ -85,7 +85,7 @@ def measure_all(outcomes: int = 10_000_000, rounds: int = ROUNDS) -> dict[str, f
 
 
 def _apply(count: int) -> Applied:
-    """Apply ``count`` outcomes, schedule what failed, and put what is done as a checkpoint does."""
+    """Apply ``count`` outcomes, schedule replays of the failed ones, and prepare a checkpoint of the others."""
     order = np.random.default_rng(1).permutation(count)
     before_mb = _resident_mb()
     in_flight, parts = InFlight(1 << 40, Retry(), draw=lambda: 0.5), Parts[Planned]({})
@@ -113,20 +113,20 @@ def _apply(count: int) -> Applied:
 
 
 def _outcomes(numbers: np.ndarray[tuple[int], np.dtype[np.int64]], base: int) -> Outcomes:
-    """The outcomes of emissions, one in a hundred of them not acked."""
+    """Return the outcomes of these emissions. One in a hundred is not acked."""
     is_bad = numbers % 100 == 99
     verdicts = np.where(is_bad, Verdict.FAILED, Verdict.ACKED).astype(np.uint8)
     return Outcomes(root_ids(base, numbers.astype(np.uint64)), verdicts, is_bad.astype(np.uint32), (Cause.UNFINISHED,))
 
 
 def _resident_mb() -> float:
-    """What the process has in memory just now."""
+    """Return the resident memory of the process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / MB
 
 
 def _read() -> tuple[float, float]:
-    """(seconds to plan, seconds to read) files of LINES lines."""
+    """Return (seconds to plan, seconds to read) files of LINES lines."""
     with tempfile.TemporaryDirectory() as folder:
         for index in range(4):
             text = "".join(f"{k}: a line of an ordinary length, with some words in it\n" for k in range(LINES // 4))

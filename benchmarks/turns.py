@@ -1,4 +1,4 @@
-"""Turns: jobs that are compared run in turn, round by round, so that what slows the machine slows them all."""
+"""Turns: runs the jobs of a comparison in turn, round by round, so that a slow moment of the machine slows them all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def seconds_of(job: Callable[[], object]) -> float:
-    """How long a job runs."""
+    """Run a job and return its seconds."""
     begun = time.perf_counter()
     job()
     return time.perf_counter() - begun
@@ -22,8 +22,8 @@ def times_of(
     warm_up: int = 1,
     measure: Callable[[Callable[[], Any]], float] = seconds_of,
 ) -> dict[str, list[float]]:
-    """Seconds of each job, round by round, after so many runs of it that are not counted. Who is first in a round is
-    last in the next. ``measure``: runs a job and says its seconds."""
+    """Return the seconds of each job, round by round, after ``warm_up`` runs of it that do not count. The first job of
+    a round is the last of the next. ``measure``: runs a job and returns its seconds."""
     for job in jobs.values():
         for _ in range(warm_up):
             job()
@@ -36,16 +36,15 @@ def times_of(
 
 
 def medians_of(jobs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, float]:
-    """Median seconds of each job; see :func:`times_of`."""
+    """Run jobs as :func:`times_of` does, and return the median seconds of each."""
     return medians(times_of(jobs, rounds, warm_up))
 
 
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """Median seconds of each job."""
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def speed_over(times: Mapping[str, list[float]], job: str, other: str) -> float:
-    """How many times as fast as ``other`` a ``job`` is: the median over the rounds, in each of which they took turns,
-    however fast the machine was just then."""
+    """Return how many times as fast as ``other`` a ``job`` is: the median over the rounds. A round that is slow for
+    both jobs does not change the ratio."""
     return statistics.median(others / its for its, others in zip(times[job], times[other], strict=True))

@@ -23,7 +23,7 @@ from acker_service.core.state import State
 
 Array = npt.NDArray[Any]
 
-# The pause of a client after OVERLOADED or UNKNOWN_SOURCE.
+# How long a client waits before it retries after OVERLOADED or UNKNOWN_SOURCE.
 RETRY_DELAY_MS = 200
 
 
@@ -173,7 +173,7 @@ class Applying:
 
 
 def delay_ms(status: Status) -> int:
-    """Return after how many ms to retry; 0 where a retry cannot help."""
+    """Return the delay before a retry in ms; 0 if a retry cannot help."""
     return RETRY_DELAY_MS if status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE) else 0
 
 

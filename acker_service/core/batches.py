@@ -27,7 +27,7 @@ ALL_SLOTS: Column = np.full(16, np.iinfo(np.uint64).max, np.uint64)
 
 @dataclass(eq=False, slots=True)
 class BatchState:
-    """One batch of one source; number 0 is the open stream.
+    """One batch of one source. Number 0 is the open stream, which takes any root and is never settled.
 
     ``seen``: bit map (uint64) of the initialised numbers. ``covered``: bit map of the numbers that a read task covered.
     ``slots``: uint64[16], bit map of the slots on this server. ``roots``: how many of its numbers have a root in these
@@ -52,7 +52,7 @@ class BatchState:
 
     @classmethod
     def of(cls, request: OpenBatch, roots: int, index: int, now: float) -> BatchState:
-        """``roots``: the result of :func:`count_roots`."""
+        """Return the new batch that ``request`` opens. ``roots``: the result of :func:`count_roots`."""
         words = (request.up_to + 63) // 64
         return cls(
             request.session,
@@ -91,7 +91,7 @@ class BatchState:
         return fresh
 
     def extend(self, slots: Column, roots: int) -> None:
-        """Add ``slots``, a bit map, and their ``roots``. Numbers with roots in these slots are no longer covered."""
+        """Add ``slots``, a bit map with this many ``roots``. Numbers of these roots are no longer covered."""
         if np.any(self.covered):
             numbers = np.flatnonzero(np.unpackbits(self.covered.view(np.uint8), bitorder="little")).astype(np.uint64)
             kernels.uncover(self.covered, numbers[_within(slots, root_ids(self.first, numbers))])
@@ -111,7 +111,7 @@ class BatchState:
             kernels.cover(self.covered, start, stop)
 
     def unread(self) -> Column:
-        """Return the root ids, in the slots of this server, of numbers neither covered nor initialised."""
+        """Return the root ids in this server's slots whose numbers were neither covered nor initialised."""
         read = np.unpackbits((self.covered | self.seen).view(np.uint8), count=self.up_to, bitorder="little")
         unread = root_ids(self.first, np.flatnonzero(read == 0).astype(np.uint64))
         if self.roots == self.up_to:
@@ -120,7 +120,7 @@ class BatchState:
         return in_slots
 
     def close(self) -> None:
-        """Take no more inits, and free the maps that are only needed to check inits."""
+        """Stop taking inits, and free the maps that only open batches need."""
         self.is_open = False
         self.seen = self.covered = NO_MAP
 
@@ -172,7 +172,7 @@ class BatchState:
 
 
 class Indexes:
-    """The batch of each batch index. Index 0 belongs to no batch: entries without an init have it."""
+    """Maps each batch index to its batch. Index 0 belongs to no batch: entries without an init have it."""
 
     def __init__(self) -> None:
         self._batches: dict[int, BatchState] = {}
@@ -192,7 +192,7 @@ class Indexes:
         return self._free.pop()
 
     def claim(self, batch: BatchState) -> None:
-        """Enter a batch under its index, allocated or restored. Raises ValueError if another batch has the index."""
+        """Register a batch under its index, allocated or restored. Raises ValueError if another batch has the index."""
         if not 0 < batch.index < kernels.INDEXES or batch.index in self._batches:
             raise ValueError("two batches have the same index, or an index is out of range")
         self._batches[batch.index] = batch
@@ -219,8 +219,7 @@ def roots_within(request: OpenBatch, slots: Column) -> int:
 
 
 def limit_ticks(limits: Limits) -> tuple[int, int]:
-    """Return the (message, progress) timeouts in ticks, rounded up. One tick is added, because the tick of a stamp may
-    have begun almost one tick before."""
+    """Return the (message, progress) timeouts in ticks, rounded up. Adds one tick, as stamps are rounded down."""
     return _ticks(limits.message_timeout_ms), _ticks(limits.progress_timeout_ms)
 
 
@@ -233,7 +232,7 @@ def _map(slots: bytes) -> Column:
 
 
 def _shared(slots: Column) -> Column:
-    """Return the bit map; the object ``ALL_SLOTS`` if it is equal."""
+    """Return the bit map, or the object ``ALL_SLOTS`` if all bits are set."""
     return ALL_SLOTS if np.array_equal(slots, ALL_SLOTS) else slots
 
 

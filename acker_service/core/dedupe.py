@@ -42,7 +42,7 @@ class AppliedSections:
 
 @dataclass(slots=True)
 class Session:
-    """The remembered sequences of one sequenced sender."""
+    """The remembered sequence numbers of one sender that numbers its reports."""
 
     highest: int
     by_sequence: dict[int, AppliedSections] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Dedupe:
     def __init__(self, window: int, identities_max: int) -> None:
         self.window, self.identities_max = window, identities_max
         self.dropped = self.sequences = 0
-        # Both are in the order of last use.
+        # Both dictionaries are in the order of last use, oldest first.
         self._contents: dict[tuple[int, int], AppliedSections] = {}
         self._sessions: dict[int, Session] = {}
 
@@ -175,8 +175,8 @@ class Dedupe:
             }
 
     def load_contents(self, part: Mapping[str, Array], now: float) -> None:
-        """Load a piece of `dump_contents`; pieces come in their order. Raises ValueError if it is not whole, as the
-        other load methods do."""
+        """Load a piece of `dump_contents`. Pieces come in their order. All load methods raise ValueError if the piece
+        is incomplete."""
         rows = zip(part["keys"].tolist(), part["ages"].tolist(), _ints(part["maps"]), strict=True)
         for (high, low, digest), age, applied in rows:
             if (high, low) in self._contents:

@@ -1,7 +1,7 @@
 """Kernels: the ledger's inner loops, compiled by numba. They release the GIL and are cached on disk.
 
 Decides the layout of a cell and how a sub-table is probed. ``applying`` decides which messages may be applied, and
-``ledger`` allocates and grows tables: a kernel that runs out of room stops and returns the section that it stopped at.
+``ledger`` allocates and grows tables. A kernel that runs out of room stops and returns the section where it stopped.
 
 A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)``, which can be inverted; key 0 marks an empty
 cell. There is one *sub-table* per slot. Larger keys have later home cells, so a report, whose entries ascend by key,
@@ -11,7 +11,8 @@ Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused,
 Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
 
 The *directory* is int64[1024, COLUMNS], a row per slot: address of the cells, capacity, count, tick at which the next
-entry of the sub-table may expire, and the largest count in the present window. Eight columns make a row one cache line.
+entry of the sub-table may expire, and the largest count in the present window of time (``ledger.WINDOW_FITS``). Eight
+columns make a row one cache line.
 ``ledger.Ledger`` keeps the arrays behind the addresses alive.
 """
 
@@ -39,8 +40,8 @@ INDEXES = 1 << INDEX_BITS
 NEVER = 1 << 60
 
 # Loads in percent. Above LOAD_FULL a sub-table must grow before it takes another entry. Above LOAD_MAX_* it grows when
-# there is time. A long sub-table (LONG cells or more) grows early, since its probes miss the cache. A short one grows
-# late, to stay below 40 bytes a root, since its count varies by a larger share.
+# there is time. A long sub-table (LONG cells or more) grows early, since its probes miss the cache. The count of a
+# short one varies more, relative to its size, so it grows late to stay below 40 bytes a root.
 LOAD_FULL = 92
 LOAD_MAX_LONG, LOAD_MAX_SHORT, LONG = 74, 87, 512
 
@@ -60,11 +61,11 @@ FINE, UNSORTED, ZERO, BEYOND = range(4)
 # What `end_roots` does with the roots of a batch index.
 KEEP, FINISH, ABANDON, DROP = range(4)
 
-# Causes, as `end_roots` and `expire` number them: by the numbers of Cause (0: none).
+# The reasons that `end_roots` and `expire` write: numbers of Cause, and 0 for none.
 REASONS = tuple(Cause)
 BY_MESSAGE_TIMEOUT, BY_PROGRESS_TIMEOUT, BY_UNFINISHED, BY_ABANDONED, BY_UNREAD = range(1, 6)
-# `apply_inits` takes reasons from the table of tombstones' reasons (see `reasons`). Its ids up to TOMBSTONE_REASONS are
-# texts of clients; the two after them are the server's own.
+# `apply_inits` takes reasons from the table of tombstones' reasons (module `reasons`). Ids up to TOMBSTONE_REASONS are
+# texts of clients. The next two are the server's own.
 TOMBSTONE_REASONS = 4096
 BY_LOST_REASON, BY_ROOT_CONFLICT = TOMBSTONE_REASONS + 1, TOMBSTONE_REASONS + 2
 
@@ -299,9 +300,9 @@ def apply_inits(
 ):  # fmt: skip
     """Apply the inits of sections ``section`` to ``sections - 1`` that are in ``fresh`` to batch index ``index``.
 
-    ``seen``: bit map (uint64) of the batch's numbers that were initialised before; empty for the open stream. An init
-    of a root that is pending in another batch ends it in both, so there may be two outcomes per entry. Returns
-    ``sections``, or the section whose sub-table must grow first; a call with this section continues there.
+    ``seen``: bit map (uint64) of the batch's numbers that were initialised before; empty for the open stream. If a root
+    is pending in another batch, its init ends it in both batches, so an entry may have two outcomes. Returns
+    ``sections``, or the section whose sub-table must grow first. The next call then starts with that section.
     """
     stamps = _stamps(tick)
     meta = index | _INIT | (_HELD if held else _ZERO) | stamps
@@ -468,7 +469,7 @@ def apply_updates(
 
 @njit(types.void(_U64S_IN, types.int64, _U64S, types.int64), nogil=True, cache=True)
 def copy_entries(cells, capacity, wider, room):
-    """Copy all entries of a sub-table into ``wider``, ``room`` empty cells; ``room`` is more than the entries."""
+    """Copy all entries of a sub-table into ``wider``, which has ``room`` empty cells, more than there are entries."""
     for cell in range(capacity):
         key = cells[3 * cell]
         if key != _ZERO:
@@ -486,7 +487,7 @@ def _age(tick, stamp):
 
 @njit(nogil=True)
 def _overdue(val, meta, tick, limits, orphan_ticks):
-    """Return (ticks until an entry expires, 0 or less if it is due; the reason of the limit that it reaches first)."""
+    """Return the ticks until an entry expires (0 or less: it is due), and the reason: the limit that it hits first."""
     progress_age = _age(tick, meta >> _PROGRESS_SHIFT)
     if meta & _INIT == _ZERO:
         return orphan_ticks - progress_age, 0
@@ -511,7 +512,7 @@ def _overdue(val, meta, tick, limits, orphan_ticks):
 def expire(
     slot, slots, budget, directory, limits, pending, orphan_ticks, tick, out_roots, out_info, counters,
 ):  # fmt: skip
-    """Expire what is due in ``slots`` slots from ``slot`` on, cyclically, checking about ``budget`` cells.
+    """Expire the due entries of ``slots`` slots from ``slot`` on, cyclically. Checks about ``budget`` cells.
 
     ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips slots in
     which nothing can be due, and stops before a slot whose outcomes might not fit. Returns the number of slots done.
@@ -607,7 +608,7 @@ def mark_reasons(directory, used):
 
 @njit(types.int64(_DIRECTORY, types.int64, _U64S, _U64S, _U64S, _I64S), nogil=True, cache=True)
 def copy_out(directory, tick, keys, vals, flags, ages):
-    """Copy all entries: key, val, flags (low 18 bits of meta) and both ages in ticks (int64[2n]); returns how many."""
+    """Copy all n entries: key, val, flags (low 18 bits of meta) and both ages in ticks (int64[2n]). Returns n."""
     at = 0
     for slot in range(len(directory)):
         cells = _cells(directory, slot)

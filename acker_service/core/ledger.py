@@ -23,17 +23,17 @@ Array = npt.NDArray[Any]
 
 # Cells of an empty sub-table. `kernels` lets seven entries into eight cells.
 CAPACITY_MIN = 8
-# The load of a sub-table after it was resized (long and short ones: see `kernels`), and the load below which it
-# shrinks. 24 bytes / 0.66 = 36 bytes a root after growing.
+# The load of a long and a short sub-table (see `kernels`) after a resize, and the load below which it shrinks. After
+# growing, a root takes 24 bytes / 0.66 = 36 bytes.
 LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
-# Calls of `fit` in a window; the server makes 20 a second. A sub-table keeps the capacity for a peak until the window
-# after the peak's has ended, so a batch within 10 s of an equally large one finds enough room.
+# Calls of `fit` in a window of 10 s: the server makes 20 a second. A sub-table keeps the capacity for a peak until the
+# end of the next window, so a batch finds enough room if an equally large one came within 10 s before it.
 WINDOW_FITS = 200
-# How many cells are moved at once where a resize is not urgent, in some 5 to 10 ms.
+# How many cells one call moves when a resize is not urgent. That takes some 5 to 10 ms.
 MOVED_MAX = 250_000
 # How many entries a dump copies at once: 10 MB.
 PART_ENTRIES = 1 << 18
-# How many outcomes fit into the scratch columns at least.
+# Smallest number of entries that the scratch columns have room for.
 OUTCOMES_MIN = 1 << 16
 
 TROUBLES = {
@@ -69,8 +69,8 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class LedgerOutcomes:
-    """Outcomes: ``roots: uint64[m]``, ``info: uint64[m]`` = batch index | verdict << 16 | reason << 32. Both are views
-    that the next call overwrites. ``is_uniform``: all values of ``info`` are equal."""
+    """The outcomes of one call, as views that the next call overwrites. ``roots``: uint64[m]. ``info``: uint64[m] =
+    batch index | verdict << 16 | reason << 32. ``is_uniform``: all values of ``info`` are equal."""
 
     roots: Column
     info: Column
@@ -91,7 +91,7 @@ class Effect:
 
 
 class Ledger:
-    """``orphans_max``: how many entries without an init are kept at most; ``orphans`` says why that is safe."""
+    """``orphans_max``: most entries without an init that are kept. Module ``orphans`` says why that is safe."""
 
     def __init__(self, orphans_max: int) -> None:
         self.orphans, self.orphans_max = 0, orphans_max
@@ -145,7 +145,7 @@ class Ledger:
         numbering: Numbering | None,
         tick: int,
     ) -> Effect:
-        """Apply the inits in the slots of ``fresh`` (uint64[16]) for a batch index. Then read `outcomes`."""
+        """Apply the inits in the slots of ``fresh`` (uint64[16]) for a batch index. Read `outcomes` next."""
         section, count = 0, len(sections.slots)
         first, seen = (numbering.first, numbering.seen) if numbering else (0, _NOTHING_SEEN)
         lifetime = int(self.limits[index].min())
@@ -169,9 +169,10 @@ class Ledger:
         orphan_ticks: int,
         tick: int,
     ) -> tuple[Effect, Array]:
-        """Apply the updates in the slots of ``fresh`` (uint64[16]). Then read `outcomes`; its reasons are ids plus one.
+        """Apply the updates in the slots of ``fresh`` (uint64[16]). Read `outcomes` next. Its reasons are ids plus one.
 
-        Also returns int32[t], the positions of entries that became tombstones: the caller must call `set_reasons`.
+        Also returns int32[t], the positions of entries that became tombstones. The caller must call `set_reasons` for
+        them.
         """
         section, count, room = 0, len(sections.slots), self.orphans_max - self.orphans
         self._counters[:] = 0
@@ -186,12 +187,12 @@ class Ledger:
             self._widen(sections, section)
 
     def outcomes(self) -> LedgerOutcomes:
-        """The outcomes of the last call."""
+        """Return the outcomes of the last call."""
         count = int(self._counters[kernels.OUTCOMES])
         return LedgerOutcomes(self._roots[:count], self._info[:count], not self._counters[kernels.VARIETY])
 
     def set_reasons(self, keys: Column, reason_ids: Column) -> None:
-        """Store the reason ids of tombstones, which are given by key."""
+        """Store the reason ids of the tombstones with these ``keys``."""
         kernels.set_reasons(keys, reason_ids, self._directory)
 
     def mark_reasons(self, used: Kinds) -> None:
@@ -201,7 +202,7 @@ class Ledger:
     # -- sweeps
 
     def expire(self, tick: int, orphan_ticks: int, cells: int) -> Iterator[LedgerOutcomes]:
-        """Expire what is due, checking about ``cells`` cells. The next call continues where this one stopped."""
+        """Expire due entries among about ``cells`` cells. The next call continues where this one stopped."""
         left = SLOTS
         while left and cells > 0:
             self._counters[:] = 0
@@ -315,8 +316,8 @@ class Ledger:
     # -- state
 
     def dump(self, tick: int) -> Iterator[dict[str, Array]]:
-        """Yield all entries, some whole sub-tables at a time, as columns: keys, vals, flags (uint64[n]) and ages
-        (int64[n, 2], ticks since start and progress)."""
+        """Yield all entries as columns, several sub-tables at a time: keys, vals, flags (uint64[n]) and
+        ages (int64[n, 2], ticks since start and since progress)."""
         for slots in _parts(self._directory[:, COUNT]):
             count = int(self._directory[slots, COUNT].sum())
             keys, vals, flags = (np.empty(count, np.uint64) for _ in range(3))
@@ -325,7 +326,7 @@ class Ledger:
             yield {"keys": keys, "vals": vals, "flags": flags, "ages": ages.reshape(count, 2)}
 
     def load(self, part: Mapping[str, Array], tick: int) -> None:
-        """Load a piece of `dump` into empty sub-tables. Raises ValueError if it is not whole."""
+        """Load a piece of `dump` into empty sub-tables. Raises ValueError if the piece is incomplete."""
         keys, vals, flags = (np.ascontiguousarray(part[name], np.uint64) for name in ("keys", "vals", "flags"))
         ages = np.ascontiguousarray(part["ages"], np.int64)
         if not len(keys) == len(vals) == len(flags) == len(ages) or ages.shape != (len(keys), 2):

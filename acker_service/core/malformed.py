@@ -1,4 +1,4 @@
-"""Malformed: checks of a request that need no state of the server. Each returns an error sentence, "" if it is fine."""
+"""Malformed: checks of a request that need no ledger. Each returns an error sentence, or "" for a valid request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from acker_service.core.sources import NAME_CHARACTERS
 
 
 def malformed_apply(message: Apply, batch: BatchState | None) -> str:
-    """Check the columns; the ledger checks order and numbers. ``batch``: the batch of the inits, if known."""
+    """Check the columns. The ledger checks order and numbers. ``batch``: the batch of the inits, if known."""
     scope = message.inits
     trouble = malformed(message.entries, are_inits=scope is not None)
     if trouble or scope is None:

@@ -10,7 +10,8 @@ listed. Nodes under the chroot of a cluster:
     servers/away/<id>       persistent: a server that stopped with its state and will be back; created before the server
                             deletes its node in ids
     servers/known/<id>      persistent: a server that has registered and not left. A server that starts while others
-                            have lost their sessions learns of them here. Deleted by any server that lists it no more
+                            have lost their sessions learns of them here. Any server deletes the node once it no longer
+                            lists that server
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Registered:
 
     @classmethod
     def load(cls, id: str, content: bytes) -> Registered:
-        """Raises ValueError if ``content`` is not a server."""
+        """Parse a node. Raises ValueError if ``content`` is not a server."""
         fields = _fields(content)
         try:
             generation, incarnation = int(fields["generation"], 16), int(fields["incarnation"], 16)
@@ -89,7 +90,7 @@ class Away:
 
     @classmethod
     def load(cls, id: str, content: bytes) -> Away:
-        """Raises ValueError if ``content`` is not an away member."""
+        """Parse a node. Raises ValueError if ``content`` is not an away member."""
         fields = _fields(content)
         try:
             member = Member(int(id), int(fields["generation"], 16), fields["address"])
@@ -100,11 +101,11 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What ZooKeeper held at an epoch (see ``epoch_of``). ``away`` includes members whose time has passed.
+    """The content of ZooKeeper at an epoch (see ``epoch_of``). ``away`` includes members whose time has passed.
 
     ``expected``: servers that have probably lost their sessions and are about to register again, and for how long they
-    are expected. They are listed as away: clients wait for them and place nothing new on them. Only a later look at
-    ZooKeeper takes them out, since they cannot register while it is away.
+    are expected. They are listed as away: clients wait for them and place nothing new on them. Only a later read of
+    ZooKeeper removes them, since they cannot register while ZooKeeper is unreachable.
     """
 
     epoch: int = 0
@@ -114,20 +115,20 @@ class Seen:
     expected: tuple[Away, ...] = ()
 
     def expecting(self, servers: Iterable[Registered], until_ms: int) -> Seen:
-        """Return this with ``servers``, and all that are expected already, expected until then, Unix time."""
+        """Return a copy that also expects ``servers``. All expected servers get the time ``until_ms``, Unix time."""
         expected = {each.member.id: each.member for each in self.expected} | {each.id: each.member for each in servers}
         return replace(self, expected=tuple(Away(member, until_ms) for member in expected.values()))
 
     def still_expecting(self, known: Collection[str], now_ms: int) -> tuple[Away, ...]:
-        """Return those of ``expected`` whose time is not up, and whose ids are in ``known``: they have not left."""
+        """Return the ``expected`` servers that have time left and have not left: their ids are in ``known``."""
         return tuple(each for each in self.expected if str(each.member.id) in known and each.until_ms > now_ms)
 
     def listed(self, now_ms: int) -> tuple[ListedMember, ...]:
         """Return the members at ``now_ms``, Unix time, ascending by id.
 
-        Where nodes share an id, the latest state of the server counts. A draining node overrides the registration of
-        the same process. A registration overrides an away node, and the draining node of another process. All of them
-        override an expected server, as does a server at its address.
+        If several nodes have one id, the latest state of the server counts. A draining node overrides the registration
+        of the same process. A registration overrides an away node, and the draining node of another process. An
+        expected server is overridden by each of them, and by any server at its address.
         """
         addresses = {server.address for server in self.serving + self.draining}
         absent = [each for each in self.expected if each.member.address not in addresses]
@@ -143,7 +144,7 @@ class Seen:
         return [away.member.id for away in self.away if away.until_ms <= now_ms]
 
     def next_change_ms(self, now_ms: int) -> int | None:
-        """Return in how many ms the time of an away or expected member is up; None: never."""
+        """Return the ms until the time of an away or expected member is up; None if there is no such member."""
         absent = self.away + self.expected
         return min((each.until_ms - now_ms for each in absent if each.until_ms > now_ms), default=None)
 
@@ -218,18 +219,18 @@ def ensemble_of(config: bytes) -> int:
 def next_ensemble(known: int, now_ms: int) -> int:
     """Return the incarnation for an ensemble that has lost its data, above ``known`` (0 for none).
 
-    ``now_ms``, Unix time, puts it above incarnations that this server has never seen.
+    ``now_ms``, Unix time, makes it larger than incarnations that this server has never seen.
     """
     return max(known + 1, now_ms)
 
 
 def follows(config: bytes, before: bytes) -> bool:
-    """Is ``config`` the same as, or later than, the `config` ``before`` ("": none)? If not, the ensemble went back."""
+    """Is ``config`` equal to or later than ``before`` (empty: none)? If not, the ensemble went back."""
     return not before or config == before or ensemble_of(config) > ensemble_of(before)
 
 
 def foreign(children: Collection[str]) -> str:
-    """Return why a chroot without `config` is not free, judged by its ``children``; "" if it is free."""
+    """Return why a chroot without `config`, but with these ``children``, is not free; "" if it is free."""
     others = sorted(set(children) - EXPECTED)
     if not others:
         return ""
@@ -253,8 +254,7 @@ def disagreement(config: bytes) -> str:
 
 
 def renewed(config: bytes, ensemble: int | None = None) -> bytes | None:
-    """Return the `config` for the same cluster in this version, and in ``ensemble`` if given; None if ``config`` is not
-    an acker's."""
+    """Return ``config`` rewritten for this version, and for ``ensemble`` if given; None if it is not an acker's."""
     cluster = cluster_of(config)
     return new_config(cluster, ensemble_of(config) if ensemble is None else ensemble) if cluster else None
 

@@ -20,12 +20,12 @@ from acker_service.core.reasons import truncated
 Array = npt.NDArray[Any]
 
 CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
-# Reasons are text from clients, so their number and size in a chunk are bounded. Sizes are those on the wire; the head
-# is the protobuf tag and length.
+# Reasons are text from clients, so their number and size in a chunk are bounded. Sizes are those on the wire. The head
+# of a reason is its protobuf tag and length.
 REASONS_MAX = 4096
 REASONS_BYTES = 1 << 19
 REASON_HEAD_BYTES = 4
-# The most outcomes in a reply, in bytes. A gRPC client accepts 4 MiB by default, and the reply has other fields too.
+# Maximum size of the outcomes in a reply. A gRPC client accepts 4 MiB by default, and the reply has other fields too.
 ANSWER_BYTES = (4 << 20) - (64 << 10)
 # Root id, verdict, reason id.
 OUTCOME_BYTES = 13
@@ -76,8 +76,8 @@ class Chunk:
         self.count = stop
 
     def reason_id(self, reason: Reason) -> int:
-        """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. A cause is always added, a
-        text only if there is room."""
+        """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. Adds a new cause always, and a
+        new text only if there is room."""
         if not reason:
             return 0
         if isinstance(reason, str):
@@ -152,7 +152,7 @@ class Outbox:
             some = slice(
                 skipped, min(chunk.count, skipped + left, skipped + (room - chunk.reasons_bytes) // OUTCOME_BYTES)
             )
-            # Any chunk fits into an empty reply together with its reasons, so the first chunk always gives something.
+            # Any chunk with its reasons fits into an empty reply, so the first chunk always adds outcomes.
             if some.stop <= some.start:
                 break
             parts.append((chunk, some))
@@ -171,11 +171,11 @@ class Outbox:
     # -- state
 
     def piece_headers(self) -> list[list[Any]]:
-        """Return for each piece of `dump` the number of outcomes and the texts of their reasons."""
+        """Return the number of outcomes and the texts of their reasons, for each piece of `dump`."""
         return [[some.stop - some.start, [*map(str, chunk.reasons)]] for chunk, some in self._pieces()]
 
     def piece_causes(self) -> list[list[int]]:
-        """Return for each piece of `dump` the causes of its reasons."""
+        """Return the causes of the reasons, for each piece of `dump`."""
         return [[*causes_of(chunk.reasons)] for chunk, _ in self._pieces()]
 
     def dump(self) -> Iterator[dict[str, Array]]:
@@ -185,7 +185,7 @@ class Outbox:
             yield {"roots": columns.root_ids, "verdicts": columns.verdicts, "reason_ids": columns.reason_ids}
 
     def load(self, count: int, reasons: Sequence[Reason], columns: Mapping[str, Array]) -> None:
-        """Append a piece of `dump`. Raises ValueError if it is not whole or a reason is missing."""
+        """Append a piece of `dump`. Raises ValueError if the piece is incomplete or a reason is missing."""
         codes = columns["reason_ids"]
         if not count == len(columns["roots"]) == len(columns["verdicts"]) == len(codes):
             raise ValueError("a piece of the outcomes in it is shorter than its header says")

@@ -1,4 +1,4 @@
-"""Parts: the layout of a dumped state. Parts come in a fixed order; each has a name and columns of numbers.
+"""Parts: the layout of a dumped state, a sequence of parts. Each part has a name and columns of numbers.
 
 Decides the names, columns and types, and refuses a part that comes in the wrong place. The owner of each part fills and
 reads its content.

@@ -1,7 +1,7 @@
 """Reasons: a table of the texts that tombstones keep until their init arrives. A tombstone holds the text's number.
 
-Decides how much text is kept, since it comes from clients. When the table is full, a new tombstone stays without its
-text. The table also holds the server's own reason for a conflicting init, since inits take their reasons from here.
+Decides how much text is kept, since it comes from clients. When the table is full, a new tombstone gets `LOST` instead
+of its text. The table also holds the server's own reason for a conflicting init, since inits take their reasons here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reasons:
         return not self._free
 
     def id_of(self, text: str) -> int:
-        """Return the id of a text, truncated to REASON_BYTES. Adds the text; the id of `LOST` when there is no room."""
+        """Return the id of a text, truncated to REASON_BYTES. Adds a new text. The id of `LOST` if there is no room."""
         if not text:
             return 0
         text = truncated(text)

@@ -1,11 +1,11 @@
 """Running time: a clock that stops while its process is paused. Pure.
 
 Decides what counts as a pause: two readings of the clock PAUSE_S or more apart, although ticks come every 50 ms. A
-paused process receives nothing, so a pause must not use up leases, deadlines or retention times. Messages that callers
-sent during the pause wait in the sockets, so the clock also stops for RESUME_S after a pause, until they are served.
+paused process receives nothing, so a pause must not use up leases, deadlines or retention times. After a pause, the
+messages that callers sent meanwhile still wait in the sockets. The clock stops for RESUME_S more, to serve them.
 
-If every tick is late, the process is slow and not paused, and its timeouts must still expire. So a pause is only taken
-out as a whole if at least RUN_S of running time came before it. Any other gap counts as PAUSE_S at most.
+If every tick is late, the process is slow but not paused, and its timeouts must still expire. So a gap counts as no
+time only if at least RUN_S of running time came before it. Any other gap counts as at most PAUSE_S.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ RUN_S = 10.0
 
 
 class RunningTime:
-    """Converts clock readings to running time; ``paused`` is the total time taken out, in seconds.
+    """Converts clock readings to running time. ``paused`` is the total time left out, in seconds.
 
-    Call :meth:`at` often, under one lock, also when nothing happens: a long gap between two calls looks like a pause.
+    Call :meth:`at` often and under one lock, even when nothing happens, as a long gap looks like a pause.
     """
 
     def __init__(self, now: float) -> None:
         self._last = now
-        # Running time since the last pause, and what is left of the RESUME_S after it.
+        # Running time since the last pause, and the rest of the RESUME_S after it.
         self._ran = RUN_S
         self._grace = 0.0
         self.paused = 0.0

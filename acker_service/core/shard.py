@@ -196,7 +196,7 @@ class Shard:
     # -- sources
 
     def watch(self, request: Watch, now: float) -> WatchReply:
-        """Open a source or renew its lease, forget confirmed outcomes, and return those after them. Never waits."""
+        """Open a source or renew its lease, forget confirmed outcomes, and return the next ones. Never waits."""
         state = self._state
         state.advance_time(now)
         source = state.sources.get(request.session)
@@ -237,7 +237,7 @@ class Shard:
         )
 
     def pins(self, request: Pins) -> PinsReply:
-        """Return the pins of a source, as its last Watch with pins brought them."""
+        """Return the pins of a source: the bytes in its last Watch that had some."""
         source = self._state.sources.get(request.session)
         if source is None:
             return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, "no source has this session on this server")
@@ -262,7 +262,7 @@ class Shard:
         return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
 
     def take_changes(self) -> list[SourceChange]:
-        """Return which sources have opened, closed or expired since the last call, oldest first."""
+        """Return the sources that opened, closed or expired since the last call, oldest first."""
         changes = list(self._state.changes)
         self._state.changes.clear()
         return changes
@@ -273,12 +273,12 @@ class Shard:
         return None if source is None else source.name
 
     def has_outcomes(self, session: int, confirmed: int) -> bool:
-        """Whether a watch that confirmed this cursor has news: outcomes after the cursor, or the end of its session."""
+        """Whether a watch that confirmed this cursor has news: later outcomes, or the end of its session."""
         source = self._state.sources.get(session)
         return source is None or source.outbox.cursor > confirmed
 
     def _register(self, request: Watch) -> SourceState:
-        # The reply with is_new may be lost on its way, so every reply carries a generation that names the registration.
+        # The reply with is_new may be lost, so every reply carries a generation that names the registration.
         state = self._state
         state.registrations += 1
         generation = mix64(state.generation ^ mix64(state.registrations))
@@ -365,8 +365,8 @@ class Shard:
     def oldest_pending_age_s(self, now: float) -> float:
         """Return the longest time that any batch or open stream has had pending roots; 0 if nothing is pending.
 
-        Looks at no root. For a held batch it is the age of its first initialised root, to a tick. In an open stream,
-        where roots come and go, it may be more than the age of the oldest root, but not more than the message timeout.
+        Looks at no root. For a held batch, this is the age of its first initialised root, accurate to a tick. In an
+        open stream, where roots come and go, it may exceed the age of the oldest root, but not the message timeout.
         """
         busy = (batch for batch in self._state.indexes if self._state.ledger.pending[batch.index])
         return max((batch.busy_s(now) for batch in busy), default=0.0)
@@ -381,7 +381,7 @@ class Shard:
     # -- state
 
     def dump(self, now: float) -> Iterator[StatePart]:
-        """Yield the whole state part by part, for `restore`. Call nothing else before the last part."""
+        """Yield the whole state part by part, for `restore`. Until the last part, call no other method."""
         self._state.advance_time(now)
         return self._state.dump()
 
@@ -389,7 +389,7 @@ class Shard:
     def restore(cls, parts: Iterable[StatePart], *, incarnation: int, now: float, **limits: Any) -> Shard:
         """Return a shard that continues from a dumped state. ``limits``: keyword arguments of the constructor.
 
-        Raises ValueError, with the reason, if the state is not whole.
+        Raises ValueError, with the reason, if the state is incomplete.
         """
         shard = cls(incarnation=incarnation, generation=0, **limits)
         shard._state.advance_time(now)

@@ -20,15 +20,15 @@ from acker_service.core.outbox import Outbox
 SETTLED_MAX = 1024
 # How many batches one source may have open at once, so that it cannot use up all batch indexes.
 OPEN_MAX = 1024
-# If this server has only some slots of a batch, the batch has more numbers than roots here, and its bit maps need one
-# bit per number. Then the batch may have at most this many numbers for each root that fits on the server.
+# The bit maps of a batch need one bit per number, even if this server has only some of its slots and so fewer roots.
+# Such a batch may have at most this many numbers for each root that fits on the server.
 NUMBERS_A_ROOT = 16
 NAME_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SettleAnswer:
-    """How a batch was settled, and the answer to that Settle."""
+    """How a batch was settled, and what Settle answered: the outbox cursor then, and its number of outcomes."""
 
     settlement: Settlement
     cursor: int
@@ -98,8 +98,8 @@ class SourceState:
     # -- state
 
     def dump(self, now: float) -> dict[str, Any]:
-        """Return JSON fields of the source and its batches. The arrays of batches and outbox go into other parts of the
-        state dump."""
+        """Return JSON fields of the source and its batches. Other parts of the dump hold the arrays of batches and
+        outbox."""
         return {
             "name": self.name,
             "session": self.session,

@@ -1,9 +1,9 @@
 """State: all data of a shard, and the operations that touch several parts of it.
 
 Decides which source gets an outcome, what happens when a batch or a source ends, and in which order the parts are
-dumped and loaded. Each part dumps and loads itself; large ones in many pieces, so that neither a stop nor a start needs
-twice the memory. Times are dumped as remaining time or age, since the next process has another clock. ``shard``
-decides what a call does. ``acker_service.state`` reads and writes the file.
+dumped and loaded. Each part dumps and loads itself. Large parts do it piece by piece, so that neither a stop nor a
+start needs twice the memory. Times are dumped as remaining time or age, since the next process has another clock.
+``shard`` decides what a call does. ``acker_service.state`` reads and writes the file.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _INDEX = kernels.INDEXES - 1
 
 
 class State:
-    """``generation`` names the state and stays with it over restarts. ``registrations`` counts the sources it ever had.
+    """``generation`` names the state and stays with it over restarts. ``registrations`` counts all sources so far.
 
-    ``now`` is in seconds of a monotonic clock; ``tick`` is the same time in ticks. At most half of the room is orphans.
+    ``now`` is in seconds of a monotonic clock; ``tick`` is the same time in ticks. Orphans: half of ``room`` at most.
     """
 
     def __init__(self, generation: int, room: Room, *, sequence_window: int, max_identity_bytes: int) -> None:
@@ -80,7 +80,7 @@ class State:
             self.deliver(outcomes, kernels.REASONS)
 
     def settle_batch(self, batch: BatchState, settlement: Settlement) -> None:
-        """Close a batch that was swept before: its unread roots are LOST, and the answer is remembered."""
+        """Close a batch after a sweep: report its unread roots as LOST, and remember the answer."""
         source = self.sources[batch.session]
         unread = batch.unread()
         source.outbox.append(unread, int(Verdict.LOST), kernels.BY_UNREAD, kernels.REASONS)
@@ -130,7 +130,7 @@ class State:
     # -- outcomes
 
     def deliver(self, outcomes: LedgerOutcomes, reasons: Sequence[Reason]) -> None:
-        """Put outcomes into the outboxes of their sources. ``reasons``: those that the codes of outcomes count."""
+        """Put outcomes into the outboxes of their sources. Reason codes count ``reasons`` from 1."""
         if not len(outcomes.roots):
             return
         if outcomes.is_uniform:
@@ -162,7 +162,7 @@ class State:
     # -- dump and load
 
     def dump(self) -> Iterator[StatePart]:
-        """Yield the whole state part by part, at its present time. It must not change before the last part."""
+        """Yield the whole state part by part, at its present time. The state must not change before the last part."""
         sources = list(self.sources.values())
         header = {
             "format": FORMAT,
@@ -189,7 +189,7 @@ class State:
         yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
 
     def load(self, dumped: Iterable[StatePart]) -> None:
-        """Fill this state, which must be empty, at its present time. Raises ValueError if the dump is not whole."""
+        """Fill this state, which must be empty, at its present time. Raises ValueError if the dump is incomplete."""
         try:
             self._load(iter(dumped))
         except (KeyError, TypeError, IndexError, OverflowError, AttributeError, json.JSONDecodeError) as error:
@@ -253,7 +253,7 @@ class State:
         }
 
     def _check_owners(self) -> None:
-        """Raise ValueError unless every pending root has a batch, and every source its open stream. Counts pending."""
+        """Raise ValueError unless every pending root has a batch and every source its stream. Sets ``room.pending``."""
         owned = [batch.index for batch in self.indexes]
         self.room.pending = int(self.ledger.pending.sum())
         if int(self.ledger.pending[owned].sum()) != self.room.pending:

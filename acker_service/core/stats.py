@@ -41,7 +41,7 @@ class Counters:
             self._add_verdicts(*(roots * (verdict == verdicts) for verdict in Verdict))
 
     def _add_verdicts(self, acked: int, failed: int, timed_out: int, lost: int) -> None:
-        """The parameters are in the order of ``Verdict``, which starts at 1."""
+        """Add to the four counters. The parameters are in the order of ``Verdict``, which starts at 1."""
         self.acked += acked
         self.failed += failed
         self.timed_out += timed_out
@@ -49,7 +49,7 @@ class Counters:
 
     @classmethod
     def load(cls, counted: Mapping[str, int]) -> Counters:
-        """Restore dumped counters. A missing counter is newer than the dump and starts at 0."""
+        """Restore dumped counters. A counter that the dump lacks is newer than the dump, and starts at 0."""
         return cls(**{field.name: int(counted.get(field.name, 0)) for field in fields(cls)})
 
 

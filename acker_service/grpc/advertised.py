@@ -1,7 +1,7 @@
 """Advertised: checks that the address given to clients leads to this server.
 
-Decides what it means when another server answers at the address, or none. One Hello is enough, because only this
-process answers with its incarnation. The caller decides whether the server starts in spite of a failed check.
+Decides what it means if another server or none answers at the address. One Hello is enough, because only this process
+answers with its incarnation. The caller decides whether the server starts in spite of a failed check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from acker_protocol.v1.acker_pb2_grpc import AckerStub
 ANSWER_S = 2.0
 RETRY_S = 0.25
 OPTIONS = [
-    # The acker is in the job's own network, so an HTTP proxy for the web must not be used.
+    # Servers are in the job's own network, which the proxy for the web may not reach.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -45,7 +45,7 @@ def check(address: str, incarnation: int, greeting: str, budget_s: float) -> Non
     hello = wire.encode(Hello(PROTOCOL_VERSION, greeting))
     deadline = time.monotonic() + budget_s
     while True:
-        # Uses a new channel each time, since a channel that failed to resolve a name retries the lookup slowly.
+        # Needs a new channel each time, since a channel that failed to resolve a name is slow to look it up again.
         with grpc.insecure_channel(address, OPTIONS) as channel:
             trouble = _try_hello(AckerStub(channel), hello, address, incarnation)  # type: ignore[no-untyped-call]
         if trouble is None:

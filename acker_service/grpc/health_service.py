@@ -1,7 +1,7 @@
 """Health over gRPC: grpc.health.v1, in its own threads, so that waiting or stalled calls do not delay it.
 
-Decides the answer to a check: the status that was set, but NOT_SERVING while the server could not answer a call. A
-``Watch`` of health only reports starts and stops.
+Decides the answer to a check: NOT_SERVING while the server could not answer a call, else the status that was set. A
+health ``Watch`` only reports starts and stops.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Servicer: the acker's calls over gRPC.
 
 Decides how a call that cannot be served is answered: malformed -> INVALID_ARGUMENT, another protocol version ->
-FAILED_PRECONDITION, a bug in the server -> INTERNAL, and it is logged. Any other call is decoded, passed to the shard,
-and its reply encoded. Requests arrive as bytes and are parsed here, so that a malformed one gets our own error text.
+FAILED_PRECONDITION, a bug in the server -> INTERNAL and a log line. Any other call is decoded and passed to the shard,
+and the reply is encoded. Requests arrive as bytes and are parsed here, so that a malformed one gets our own error text.
 
-Every call is registered with gRPC as a stream of requests, of which only the first counts. The wire format is the same.
-gRPC then passes a call on before its request has arrived, so a request that never arrives can be cancelled (see
-``workers``).
+Every call is registered with gRPC as a stream of requests, and only its first request counts. The wire format is the
+same. gRPC then passes a call on before its request has arrived, so a call whose request never arrives can be cancelled
+(see ``workers``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SERVICE = "acker.v1.Acker"
 
 log = Log("acker.servicer")
 
-# Called with the method, gRPC's status, the acker's status (gRPC's if there is no message), and the seconds.
+# Called with the method, gRPC's status, the acker's status (gRPC's if there is no message), and the seconds it took.
 Observe = Callable[[str, str, str, float], None]
 Answer = tuple[Status, bytes]
 _Call = Callable[[bytes, OnEnd], Answer]
@@ -159,7 +159,7 @@ class Servicer:
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return the handler for a gRPC server."""
-        # Reports have few threads, so that few compete with a watch for the shard's lock, which is not fair.
+        # The shard's lock is not fair, so only the few threads for reports compete with a watch for it.
         workers = {name: self._reporters if name == "Apply" else self._others for name in self.calls}
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(received(workers[name], self._answering(name, call)))
@@ -218,7 +218,7 @@ def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _refusal(name: str, error: Exception) -> CallRefused:
-    """Return the answer to a failed call. An unexpected error is a bug: it is logged, and the caller gets its type."""
+    """Return the answer to a failed call. Any other error is a bug: it is logged, and the caller gets its type."""
     if isinstance(error, CallRefused):
         return error
     if isinstance(error, wire.Malformed):

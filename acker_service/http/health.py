@@ -1,7 +1,7 @@
 """Health: whether the server on this machine is ready. Container health checks run it as ``acker health``.
 
-Decides where the server is: at the address in its ready file, if it has one, else at the address of its options. So the
-check finds the server's ports however they were set. Uses no proxy.
+Decides where the server is: at the address in its ready file, or, without a ready file, at the address of its options.
+So the check finds the server's ports however they were set. Uses no proxy.
 """
 
 from __future__ import annotations

@@ -101,9 +101,9 @@ class Metrics:
         view: Callable[[], ViewReply] = lambda: ViewReply(0, 0, ()),
         is_connected: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``overdue`` returns how many calls were cancelled as their requests did not arrive, ``view`` the last view,
-        and ``is_connected`` whether ZooKeeper is connected."""
-        # For the whole process. The series *_created only say when each other series began.
+        """``overdue`` returns how many calls were cancelled because their requests did not arrive. ``view`` returns the
+        last view, and ``is_connected`` whether ZooKeeper is connected."""
+        # Holds for the whole process. The series *_created only say when each other series began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_ShardCollector(shared, overdue))
@@ -157,7 +157,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def values(self) -> dict[str, float]:
-        """Return all values by name and labels, written as in the text format. Leaves out histograms' buckets."""
+        """Return all values by name and labels, as in the text format. Leaves out the buckets of histograms."""
         return {
             _sample_name(sample.name, sample.labels): float(sample.value)
             for metric in self.collect()
@@ -239,7 +239,7 @@ def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:
     for source in sources:
         name = source.name if source.name in ages or len(ages) < SOURCES_MAX else OTHER
         pending[name] = pending.get(name, 0) + source.pending
-        # If sources share a name, the one that watched last counts. The other belongs to a driver that was restarted.
+        # If sources share a name, the one that watched last counts. The others belong to earlier runs of its driver.
         fresher_s = max if name == OTHER else min
         ages[name] = fresher_s(ages.get(name, source.watch_age_s), source.watch_age_s)
     roots = GaugeMetricFamily(

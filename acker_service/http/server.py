@@ -1,13 +1,13 @@
-"""HTTP server of /metrics, /livez and /readyz, for the machines that watch this one.
+"""HTTP server of /metrics, /livez and /readyz, for monitoring.
 
-Decides paths, status codes and limits. The pages come in as functions. Built on the standard library's HTTP server,
-which by itself has no limits:
+Decides paths, status codes and limits. The caller gives the pages as functions. The standard library's HTTP server has
+no limits, so this module adds them:
 
 - There are at most CONNECTIONS_MAX connections, each with a thread. A further one takes the place of the oldest, so
   clients that hold connections open cannot keep out a probe.
 - A connection serves one request of at most HEAD_BYTES, and is closed REQUEST_S after it was accepted.
-- One thread at a time renders a page, so any number of scrapers takes one thread's share of the interpreter, and a page
-  that takes long delays no other page. Requests get their turn in the order in which they came.
+- One thread at a time renders each page. So many scrapers together use only one thread's share of the interpreter, and
+  a slow page delays no other page. Requests get their turn in the order in which they came.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Page = tuple[HTTPStatus, str, bytes]
 
 
 class _Rendered:
-    """A page, the request whose turn it is to render it, and the requests that wait for theirs."""
+    """A page, the request (``user``) whose turn it is to render it, and the requests that wait for their turn."""
 
     def __init__(self, render: Callable[[], Page]) -> None:
         self.render = render
@@ -81,13 +81,13 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self._threads_max = CONNECTIONS_MAX + len(pages)
         self._pool = ThreadPoolExecutor(self._threads_max, thread_name_prefix="acker-http")
         self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="acker-http", daemon=True)
-        # The connections that were not disconnected, the oldest first, with the times when they were accepted.
+        # The connections that were not disconnected, and when they were accepted. The oldest is first.
         self._accepted: dict[socket.socket, float] = {}
         # Sockets that are not closed yet.
         self._open: set[socket.socket] = set()
-        # Requests that wait for the turn at their page.
+        # Wakes each request that waits for its turn at a page.
         self._wakes: dict[socket.socket, threading.Event] = {}
-        # Held also while a connection is closed: its number may be another connection's right after.
+        # Also held while a connection is closed, since a new connection may get its descriptor right after.
         self._lock = threading.Lock()
         # Notified when a connection is closed or its answer is sent. Only one thread waits: it accepts, or stops.
         self._has_ended = threading.Condition(self._lock)
@@ -103,7 +103,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the port and all connections. Waits for answers that are being sent, and for no page that is being
+        """Close the port and all connections. Waits for answers that are being sent, but not for pages that are being
         rendered."""
         if self._thread.ident is not None:
             self.shutdown()
@@ -132,7 +132,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         if len(self._accepted) >= CONNECTIONS_MAX:
             self._disconnect_oldest()
         with self._lock:
-            # Otherwise connections that come fast would take all descriptors, and their threads all of the interpreter.
+            # Without this wait, a flood of connections would take all descriptors and all time of the interpreter.
             if not self._has_ended.wait_for(lambda: len(self._open) < self._threads_max, CLOSE_S):
                 raise ConnectionAbortedError
             self._accepted[request] = time.monotonic()
@@ -151,7 +151,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
     def turn(self, page: _Rendered, request: socket.socket) -> Iterator[None]:
         """Wait for the request's turn to render a page. Raises ConnectionAbortedError if its client is disconnected."""
         with self._lock:
-            # Nothing wakes a request that was disconnected before it waits.
+            # Nothing would wake a request that is disconnected already.
             if request not in self._accepted:
                 raise ConnectionAbortedError
             if page.user is None:
@@ -182,7 +182,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
 
     @contextlib.contextmanager
     def sending(self, request: socket.socket) -> Iterator[None]:
-        """Let a stop wait for the answer that is sent meanwhile."""
+        """Let :meth:`stop` wait while the answer is sent inside this context."""
         with self._lock:
             self._sending.add(request)
         try:
@@ -201,7 +201,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
             self._has_ended.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # An OSError is a client that has gone or was disconnected: it notices by itself.
+        # An OSError means that the client has gone or was disconnected, which is no fault of this server.
         if not isinstance(sys.exception(), OSError):
             log.exception("http_failed")  # noqa: LOG004  # socketserver calls this while it handles one
 
@@ -212,7 +212,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
             self._disconnect(oldest)
 
     def _disconnect(self, request: socket.socket) -> None:
-        """End what the connection's thread reads or writes. That thread then closes the connection."""
+        """Interrupt the thread of a connection in its read or write. That thread then closes the connection."""
         with self._lock, contextlib.suppress(OSError):
             self._accepted.pop(request, None)
             if request in self._wakes:
@@ -282,5 +282,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def text(status: HTTPStatus, body: str) -> Page:
-    """A page of plain text."""
+    """Return a page of plain text."""
     return status, "text/plain; charset=utf-8", f"{body}\n".encode()

@@ -1,7 +1,7 @@
 """Heap: returns freed memory to the system. The only module that calls the C library's allocator.
 
-Decides when to do so. After a ledger has shrunk, the allocator keeps its freed tables for later use: some 200 MB after
-a peak of 5 M roots. Does not know what the memory held.
+Decides when to do so. After a ledger has shrunk, the allocator keeps the freed tables for later use: some 200 MB after
+a peak of 5 M roots.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FREED_MIN_BYTES = 32 << 20
 
 
 class Heap:
-    """Trims the heap once enough memory was freed. The caller reports now and then how much is in use."""
+    """Trims the heap once enough memory was freed. The caller reports regularly how much is in use."""
 
     def __init__(self) -> None:
         self._peak = 0

@@ -37,7 +37,7 @@ class Log:
 
 
 class RateLimit:
-    """Limits log lines that any caller can cause to one per key and ``every_s``, and counts the suppressed ones.
+    """Limits log lines that callers of the server can cause: one per key in ``every_s``. Counts the suppressed ones.
 
     It tracks at most ``keys_max`` keys. Further keys share one limit, so the total number of lines is bounded.
     """

@@ -1,8 +1,8 @@
 """Signals: lets a thread wait for SIGTERM and SIGINT.
 
 Decides how a signal is noticed. The system delivers a signal to any thread, but a Python handler runs only in the main
-thread, and only when that thread is back in the interpreter. A main thread that waits for a lock may never be. So the
-interpreter's C handler, which runs at once in any thread, writes the signal's number into a socket
+thread, and only when that thread is back in the interpreter. A main thread that waits for a lock may never return to
+it. The interpreter's C handler, though, runs at once in any thread. It writes the signal's number into a socket
 (``signal.set_wakeup_fd``), and a thread waits at the other end. No signal is lost.
 """
 
@@ -27,7 +27,7 @@ class Signals:
             signal.signal(each, _do_nothing)
 
     def wait(self) -> signal.Signals | None:
-        """Wait for the next signal, which one waiting thread gets. Returns None after :meth:`interrupt`."""
+        """Wait for the next signal and return it; None after :meth:`interrupt`. Only one waiting thread gets it."""
         number = self._reader.recv(1)[0]
         return signal.Signals(number) if number else None
 
@@ -42,4 +42,4 @@ class Signals:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """A Python handler must be installed, otherwise the C handler writes nothing into the socket."""
+    """Do nothing. Without an installed Python handler, the C handler would write nothing into the socket."""

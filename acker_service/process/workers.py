@@ -1,10 +1,10 @@
 """Workers: the threads that answer calls, and the handling of calls whose request does not arrive.
 
 gRPC reads the request of a call in the thread that answers it, so a sender that stops in the middle of a message blocks
-a thread. While other calls wait, such a thread is replaced by an extra one, up to a bound. A request must arrive within
-``receive_s``. When the bound is reached, the oldest incomplete request is cancelled first, but not before ARRIVE_MIN_S.
-So senders of half messages do not block senders of whole ones. Does not import gRPC: the function that cancels a call
-is a parameter.
+a thread. While other calls wait, an extra thread stands in for such a thread, up to a bound. A request must arrive
+within ``receive_s``. Once the bound is reached, the oldest incomplete request is cancelled even earlier, though not
+before ARRIVE_MIN_S. So senders of half messages do not block senders of whole ones. Does not import gRPC: the function
+that cancels a call is a parameter.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-# A request that has not arrived by then counts as stalled. Nearly all arrive within a millisecond.
+# A request that takes longer to arrive counts as stalled. Nearly all arrive within a millisecond.
 PATIENCE_S = 0.05
-# No request is cancelled earlier, since a sender on a slow line has not stopped.
+# No request is cancelled earlier, since its sender may only be on a slow line.
 ARRIVE_MIN_S = 0.5
 # How many threads may wait for stalled requests, in addition to those that work.
 STALLED_MAX = 64
@@ -37,9 +37,9 @@ class _Call:
 class Workers(ThreadPoolExecutor):
     """A pool of ``size`` threads, and up to STALLED_MAX more while requests are stalled and other calls wait.
 
-    It is a ThreadPoolExecutor because gRPC accepts no other type. Its threads are called ``acker-NAME_0`` and so on.
-    Call :meth:`relieve` every few dozen milliseconds. ``observe`` is called at the start of each call with the seconds
-    that the call has waited for a thread.
+    gRPC accepts no other type than ThreadPoolExecutor. The threads are called ``acker-NAME_0`` and so on. Call
+    :meth:`relieve` every few dozen milliseconds. At the start of each call, ``observe`` gets the seconds that the call
+    has waited for a thread.
     """
 
     def __init__(self, name: str, size: int, *, receive_s: float, clock: Callable[[], float]) -> None:
@@ -51,7 +51,7 @@ class Workers(ThreadPoolExecutor):
         self._tasks: deque[tuple[float, Future[Any], Callable[[], Any]]] = deque()
         # By thread id, in the order in which they began.
         self._receiving: dict[int, _Call] = {}
-        # Numbers of threads: all, those that wait for a task, those that have not begun to run, all ever started.
+        # Numbers of threads: alive, waiting for a task, started but not running yet, and ever started.
         self._count = self._idle = self._starting = self._started = 0
         self._is_closed = False
         self.cancelled = 0
@@ -68,7 +68,7 @@ class Workers(ThreadPoolExecutor):
         return future
 
     def receive(self, cancel: Callable[[], object], receive: Callable[[], bytes]) -> bytes:
-        """Return the request of the call that the current thread answers. ``cancel`` makes ``receive`` raise."""
+        """Return the request of the call that this thread answers. ``cancel()`` makes ``receive`` raise."""
         thread_id = threading.get_ident()
         with self._changed:
             call = self._receiving.get(thread_id)
@@ -81,7 +81,7 @@ class Workers(ThreadPoolExecutor):
                 self._receiving.pop(thread_id, None)
 
     def relieve(self) -> None:
-        """Start threads in place of those with stalled requests if calls wait, and cancel overdue requests."""
+        """Start extra threads if calls wait and requests are stalled, and cancel overdue requests."""
         with self._changed:
             now = self._clock()
             stalled = [call for call in self._receiving.values() if now - call.since > PATIENCE_S]

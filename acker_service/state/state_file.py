@@ -1,11 +1,13 @@
 """State file: the whole state of a shard, on disk between two runs of a server.
 
-Decides the file's format. The file is written whole or not at all. It is served only once: the server that reads it
-also consumes it, so old state cannot come back after a crash. Does not know what the arrays mean, and keeps at most one
-part of them in memory.
+Decides the file's format. The file is written whole or not at all. It is used only once: the server that reads it also
+deletes it, so old state cannot come back after a crash. Does not know what the arrays mean, and keeps at most one part
+in memory.
 
     acker-state 2\\n | parts | u32 0 | 32 bytes: BLAKE2b of everything before
-    part: u32 length of header | header, JSON | arrays, one after another; the name of the first part is the state's id
+    part: u32 length of header | header, JSON | arrays, one after another
+
+The name of the first part is the id of the state.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ FORMAT = 2
 MAGIC = b"acker-state "
 DIGEST_BYTES = 32
 BLOCK_BYTES = 1 << 20
-# Numbers, flags and raw bytes; no objects, since these would be unpickled.
+# Numbers, flags and raw bytes. Objects are excluded, since they would be unpickled.
 DTYPE_KINDS = "biufSU"
-# How many ids of consumed states a directory remembers. A state file from so many restarts ago is never restored.
+# How many ids of consumed states a directory remembers. Nobody restores a state file from so many restarts ago.
 CONSUMED_MAX = 4096
 
 log = Log("acker.state")
@@ -73,13 +75,13 @@ class StateDir:
         return self._serving.exists() and not self._state.exists()
 
     def mark_serving(self) -> None:
-        """Create the mark of a serving server; :meth:`write` removes it. Raises :class:`StateError`."""
+        """Mark that a server with this directory runs. :meth:`write` removes the mark. Raises :class:`StateError`."""
         with _naming(self._serving, "make room or name another directory"):
             self._serving.touch()
 
     def read(self) -> Iterator[StatePart] | None:
-        """Return the parts of the state, or None if there is none. Does not consume it. Raises :class:`StateError`, and
-        so does the iterator."""
+        """Return the parts of the state, or None if there is none. Does not consume it. The call and the iterator raise
+        :class:`StateError`."""
         if not self._state.exists():
             return None
         try:
@@ -112,8 +114,8 @@ class StateDir:
         """Delete the state that was read, and remember its id. If this raises :class:`StateError`, the state stays for
         the next start.
 
-        A server that is killed during this call has lost its state, as if it were killed later. The next server never
-        finds a state that it must refuse.
+        If the server is killed during this call, the state is lost, as if the server were killed later. The next server
+        never finds a state that it must refuse.
         """
         unused = "the state in it was not used, and stays for the next start"
         with _naming(self._state, unused):
@@ -204,7 +206,7 @@ def _read_id(file: BinaryIO) -> str:
 
 
 def _read_parts(file: BinaryIO) -> Iterator[StatePart]:
-    """Yield the parts. The checksum was verified, so a part that does not parse was written wrong."""
+    """Yield the parts. Since the checksum was verified, only a bug in the writer can make parsing fail."""
     try:
         while length := struct.unpack("<I", file.read(4))[0]:
             header = json.loads(file.read(length))

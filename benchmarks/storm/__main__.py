@@ -25,7 +25,7 @@ PENDING = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
-    """The acker alone at every number of pending trees; each shape of topology at its best setting. Medians."""
+    """Measure Storm's acker alone at each number of pending trees, and each topology at its best setting. Medians."""
     build()
     seconds = "0.3" if quick else "2"
     pending = PENDING[:2] if quick else PENDING
@@ -37,7 +37,7 @@ def measure(quick: bool = False) -> dict[str, Any]:
 
 
 def best(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each shape the setting in which Storm was quickest."""
+    """Return for each shape of topology the run with the setting in which Storm was quickest."""
     fastest: dict[tuple[int, bool], dict[str, Any]] = {}
     for run in sorted(runs, key=lambda run: float(run["trees_per_s"])):
         fastest[run["bolts"], run["acked"]] = run
@@ -45,7 +45,7 @@ def best(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def build() -> None:
-    """Compile, and fetch Storm where it is not here yet."""
+    """Compile the programs, and fetch Storm unless it is here."""
     if shutil.which("mvn") is None:
         sys.exit("benchmarks.storm needs Maven to fetch and build against Apache Storm: install maven (and a JDK)")
     command = ["mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / "pom.xml"), "package"]
@@ -54,12 +54,12 @@ def build() -> None:
 
 
 def classpath() -> list[Path]:
-    """Jars of Storm and of what it needs."""
+    """Return the jars of Storm and of its dependencies."""
     return [Path(path) for path in (BUILD / "classpath").read_text().strip().split(os.pathsep)]
 
 
 def run(program: str, *arguments: str) -> list[dict[str, Any]]:
-    """The JSON lines that a program prints."""
+    """Run a program and return the JSON lines that it prints."""
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else "java"
     path = os.pathsep.join(map(str, [BUILD / "classes", *classpath()]))
     with open(BUILD / "log", "ab") as log:

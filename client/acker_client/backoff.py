@@ -1,4 +1,4 @@
-"""Backoff: when to try again, and when to stop. Pure: clock, sleep and randomness come in.
+"""Backoff: when to try again, and when to stop. Pure: clock, sleep and randomness are arguments.
 
 Decides the waits (exponential, full jitter, a cap that cannot overflow) and keeps the one budget that all tries share.
 """
@@ -24,7 +24,7 @@ class Backoff:
     cap_s: float = 2.0
 
     def wait_s(self, attempt: int, random: Random) -> float:
-        """Seconds to wait after the ``attempt``-th failure in a row, counted from 0."""
+        """Return the seconds to wait after the ``attempt``-th failure in a row, counted from 0."""
         return random() * min(self.cap_s, self.first_s * 2.0 ** min(attempt, _DOUBLINGS_MAX))
 
 
@@ -40,11 +40,11 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds left; 0 when it is spent."""
+        """Seconds left; 0 when the budget is spent."""
         return max(0.0, self._end - self._clock())
 
     def expire(self) -> None:
-        """It is spent as of now: whoever waits on it gives up."""
+        """Spend the rest of the budget now, so that calls with this deadline give up."""
         self._end = self._clock()
 
 
@@ -62,7 +62,7 @@ class Patience:
         self._backoff = backoff
 
     def wait(self, at_least_s: float = 0.0) -> bool:
-        """Wait for the next try; False, without waiting, when the budget would be spent by then."""
+        """Wait before the next try. Return False, without waiting, if the budget would be spent by then."""
         wait_s = max(at_least_s, self._backoff.wait_s(self._failures, self._random))
         if wait_s >= self.deadline.left_s:
             return False
@@ -72,5 +72,5 @@ class Patience:
         return True
 
     def progressed(self) -> None:
-        """Something was answered: the next failure is the first in a row."""
+        """Note an answer: the next failure counts as the first in a row."""
         self._failures = 0

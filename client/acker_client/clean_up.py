@@ -1,7 +1,7 @@
-"""Clean up: steps that all run when the work they belong to ends, whatever ends it.
+"""Clean up: runs a list of steps when some work ends, also after an exception.
 
-Decides that a step that raises keeps no other from running, and which exception is raised then: the first. Knows
-nothing of what the steps do.
+Decides that all steps run even if one raises, and which exception is raised then: the first. Knows nothing of what the
+steps do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _run(
     try:
         step()
     except Exception as error:
-        # GeneratorExit only says that a loop was left.
+        # GeneratorExit is no failure: it only says that the caller left a loop.
         if first is None or isinstance(first, GeneratorExit):
             raise
         log.warning("the clean-up after %r failed too: %s", gist(first), gist(error))

@@ -1,21 +1,21 @@
-"""Gist: what went wrong, in one line, from what Spark and its Python workers say about it in many.
+"""Error text: shortens an error of Spark or its Python workers to one line.
 
-Decides which line that is: the exception of the user's own code where a Python worker raised one, else what the JVM
-says first, with its last cause. Pure: it reads text, and knows Spark by how it writes.
+Decides which line: the exception of the user's own code if a Python worker raised one, else the first line of the JVM
+with its last cause. Pure: it only reads the text that Spark writes.
 """
 
 from __future__ import annotations
 
 import re
 
-# A reason is for people to read; the whole traceback belongs in the log of whoever failed.
+# People read a reason. The whole traceback belongs in the log of the process that failed.
 REASON_LENGTH_MAX = 500
 
 _TRACEBACK = "Traceback (most recent call last):"
 _JAVA_CALL = re.compile(r"^An error occurred while calling [^\n]*\n: ")
 _MODULE = re.compile(r"^(?:[A-Za-z_$][\w$]*\.)+(?=[A-Za-z_$][\w$]*(?::\s|:?$))")
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*$")
-# What Spark puts in front of the failure itself.
+# What Spark writes before the failure itself.
 _FRONTS = (
     re.compile(r"^.*\bmost recent failure: Lost task [^\n]*?\([^()\n]*executor[^()\n]*\): "),
     re.compile(r"^.*\bterminated with exception: "),
@@ -24,13 +24,13 @@ _CAUSE = re.compile(r"^Caused by: (?P<said>.*)$", re.MULTILINE)
 
 
 def gist(error: BaseException | str) -> str:
-    """One line, of at most ``REASON_LENGTH_MAX`` characters, of an exception or of its text."""
+    """Return an exception, or the text of one, as one line of at most ``REASON_LENGTH_MAX`` characters."""
     text = str(error).strip()
     kind = type(error).__name__ if isinstance(error, BaseException) else ""
     first = text.partition("\n")[0]
     raised = _raised_in_python(text)
     if raised:
-        # A reason of ours begins with the operator and the exception, and has the traceback behind.
+        # The acker's own reasons begin with the operator and the exception, and the traceback follows.
         line = first if f": {raised}" in first else raised
     elif _JAVA_CALL.match(text):
         line = _java(_JAVA_CALL.sub("", text))
@@ -41,14 +41,14 @@ def gist(error: BaseException | str) -> str:
 
 
 def _raised_in_python(text: str) -> str:
-    """The exception of the last traceback in ``text``; nothing ("") where there is none."""
+    """Return the exception of the last traceback in ``text``; "" if there is none."""
     _, found, after = text.rpartition(_TRACEBACK)
     lines = (line for line in after.splitlines()[1:] if line.strip() and not line[0].isspace())
     return _plain(next(lines, "")) if found else ""
 
 
 def _java(text: str) -> str:
-    """What the JVM said first, and what it names last as the cause, without names of packages."""
+    """Return the first line of the JVM, and the last cause that it names, without names of packages."""
     first, causes = _plain(text.partition("\n")[0]), _CAUSE.findall(text)
     if not causes:
         return first

@@ -1,4 +1,4 @@
-"""Errors: what can go wrong between a client and the acker, and who can do something about it.
+"""Errors: what can go wrong between a client and the acker.
 
 Every message says what to do. Nothing here decides when to raise. No error of gRPC or protobuf ever leaves the client.
 """
@@ -11,7 +11,7 @@ class AckerError(Exception):
 
 
 class Unavailable(AckerError):
-    """No answer came. Nobody knows whether the call was applied; sending the same report again is safe."""
+    """No answer came. The call may have been applied or not; sending the same report again is safe."""
 
 
 class Overloaded(AckerError):
@@ -19,7 +19,7 @@ class Overloaded(AckerError):
 
 
 class Rejected(AckerError):
-    """The server answered that the call as such is wrong. Sending it again gives the same answer; the caller has to
+    """The server answered that the call itself is wrong. Sending it again gives the same answer, so the caller has to
     change it."""
 
 

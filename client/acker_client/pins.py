@@ -1,8 +1,8 @@
 """Pins: where the roots of batches live, and which part of a report goes to which member. Pure.
 
-Decides nothing about placement (``acker_protocol.placement`` does): a pin is a placement that was decided when its
-batch was opened, and it travels to whoever works on the batch. A section goes whole to each replica of its slot; if a
-report has roots of several batches, what a member gets of a slot is the part of the batches that it holds there.
+``acker_protocol.placement`` decides the placement. A pin is the placement of one batch, decided when the batch was
+opened, and it travels to every process that works on the batch. Each replica of a slot gets the whole section of that
+slot. If a report has roots of several batches, a member gets only the roots of batches that it holds in that slot.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from acker_protocol.placement import Member, Placement
 
 Mask = npt.NDArray[np.bool_]
 
-# What a pin has that is to take any root.
+# The ``up_to`` of a pin that takes any root.
 ANY_NUMBER = MASK
 
 
 class NowhereToSend(ValueError):
-    """Roots of which nobody has said where they live."""
+    """No pin says where the roots live."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The roots ``mix64(first + i)``, i below ``up_to``, of a batch live on ``placement``. Picklable."""
+    """Says that the roots ``mix64(first + i)``, i below ``up_to``, of a batch live on ``placement``. Picklable."""
 
     session: int
     batch: int
@@ -42,7 +42,7 @@ class Pin:
     placement: Placement
 
     def has(self, root_ids: Column) -> Mask:
-        """Which of ``root_ids: uint64[n]`` are of it."""
+        """Return which of ``root_ids: uint64[n]`` are of this batch."""
         return numbers_of(self.first, root_ids) < np.uint64(self.up_to)
 
 
@@ -50,12 +50,12 @@ Pins = tuple[Pin, ...]
 
 
 def encode(pins: Sequence[Pin]) -> str:
-    """Pins as ASCII text, for another process."""
+    """Return pins as ASCII text, for another process."""
     return json.dumps([_plain(pin) for pin in pins], separators=(",", ":"))
 
 
 def decode(text: str | bytes) -> Pins:
-    """What :func:`encode` gave. Raises ValueError for anything else."""
+    """Return the pins in a result of :func:`encode`. Raises ValueError for anything else."""
     try:
         return tuple(_pin(content) for content in json.loads(text)) if text else ()
     except (KeyError, TypeError, zlib.error) as error:
@@ -82,8 +82,8 @@ def _pin(content: dict[str, Any]) -> Pin:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one member gets of a report. ``held``: bool[pins, 1024], the slots of which it gets a section; ``pins``:
-    those that it gets something of."""
+    """The part of a report that one member gets. ``held``: bool[pins, 1024], for each pin of the report the
+    slots whose sections it gets. ``pins``: the pins with such a slot."""
 
     member: Member
     entries: Entries
@@ -92,10 +92,10 @@ class Share:
 
 
 def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) -> list[Share]:
-    """The part of each member, those without a section left out unless ``inits`` says what is covered.
+    """Return the share of each member. Leaves out members without a section, unless ``inits`` has covered numbers.
 
-    Raises :class:`NowhereToSend` where there is no pin. Roots that are in none of them go by all: nobody can say which
-    it was, and to the others they do no harm.
+    Raises :class:`NowhereToSend` if there is no pin. Roots that are in no pin go to the members of all pins: their
+    batch is unknown, and they do no harm to a member that does not hold it.
     """
     pins = pins_for(pins, inits)
     servers = _servers(pins)
@@ -122,10 +122,10 @@ def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) ->
 
 
 def pins_for(pins: Sequence[Pin], inits: InitScope | None) -> Pins:
-    """Those of ``pins`` that a report concerns: one with inits only the batch of these."""
+    """Return those of ``pins`` that a report concerns. A report with inits concerns only the batch of its inits."""
     if inits is None:
         return tuple(pins)
-    # One that is not pinned is refused by whoever gets it.
+    # If no pin has the batch, the servers refuse the report.
     own = tuple(pin for pin in pins if (pin.session, pin.batch) == (inits.session, inits.batch))
     return own or tuple(pins)
 
@@ -137,7 +137,7 @@ def _slots_among(slots: npt.NDArray[np.intp]) -> Mask:
 
 
 def _of_pins(pins: Sequence[Pin], root_ids: Column) -> list[Mask | None]:
-    """Which roots are of which pin: bool[n] for each; None where all are."""
+    """Return for each pin which roots go to its members: bool[n], or None for all roots."""
     if len(pins) == 1:
         return [None]
     of_pin = [pin.has(root_ids) for pin in pins]
@@ -146,7 +146,7 @@ def _of_pins(pins: Sequence[Pin], root_ids: Column) -> list[Mask | None]:
 
 
 def parted(pins: Sequence[Pin], root_ids: Column) -> npt.NDArray[np.int64]:
-    """The index of the pin that has each of ``root_ids: uint64[n]``, of pins without a number in common; -1: none."""
+    """Return the index of the pin that has each of ``root_ids: uint64[n]``; -1 for none. Pins must not overlap."""
     if not pins:
         return np.full(len(root_ids), -1, np.int64)
     firsts, counts = (np.array([getattr(pin, name) for pin in pins], np.uint64) for name in ("first", "up_to"))
@@ -159,8 +159,8 @@ def parted(pins: Sequence[Pin], root_ids: Column) -> npt.NDArray[np.int64]:
 
 
 def _servers(pins: Sequence[Pin]) -> list[list[Member]]:
-    """The members of ``pins``, together those that are one server, which takes a section of a report once, whatever
-    pins call it: first what the newest does."""
+    """Return the members of ``pins``, grouped by server, since a server takes a section of a report only once. The
+    member of the newest pin is first in its group."""
     if len(pins) == 1:
         return [[member] for member in pins[0].placement.members]
     servers: list[list[Member]] = []
@@ -174,8 +174,8 @@ def _servers(pins: Sequence[Pin]) -> list[list[Member]]:
 
 
 def same_server(one: Member, members: Sequence[Member]) -> list[int]:
-    """Which of ``members`` are the server that is called ``one`` elsewhere: it moved with its state, or came back
-    without."""
+    """Return the indices of the ``members`` that are the same server as ``one``, which moved with its state or came
+    back without it."""
     return [
         index
         for index, other in enumerate(members)
@@ -192,7 +192,7 @@ def _slots_held(placement: Placement, names: Sequence[Member]) -> Mask:
 
 
 def only(entries: Entries, chosen: Mask) -> Entries:
-    """Those of ``entries`` where ``chosen: bool[n]``."""
+    """Return the ``entries`` where ``chosen: bool[n]`` is true."""
     roots, vals = entries.root_ids[chosen], entries.ack_vals[chosen]
     if not len(entries.kinds):
         return Entries(roots, vals)

@@ -69,7 +69,7 @@ class Conversation:
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """``member``: the member that answers there now. ``find`` returns its caller, and is called before each try."""
+        """``member``: the member to talk to. ``find`` returns its caller, and is called before each try."""
         self._member = member
         self._address = member.address
         self._registration = registration
@@ -80,7 +80,7 @@ class Conversation:
         # The generation of a registration, and the cursor of its last outcome that was counted.
         self._progress: tuple[int | None, int] = (None, 0)
         # Batches to end there, by number, each with the numbers that emissions have not drawn. None if the server was
-        # left out of the batch, or was asked in vain to open it.
+        # left out of the batch, or did not open it.
         self._to_end: dict[int, InitScope | None] = {}
         self._running_poll: Future[Polled | None] | None = None
         self._poll_again_at = clock()

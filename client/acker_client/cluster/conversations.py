@@ -26,8 +26,8 @@ _END_S = 1.0
 
 
 class Conversations:
-    """Thread-safe. Its own lock guards everything here, and is not held over a call. A thread that holds it does not
-    take the source's lock (``OpenBatches.lock``); the other way round is fine."""
+    """Thread-safe. Its own lock guards everything here, and is not held over a call. A thread that holds the source's
+    lock (``OpenBatches.lock``) may take this one, but not the other way round."""
 
     def __init__(
         self, cluster: Cluster, name: str, session: int, lease_s: float, batches: OpenBatches, pins: bytes
@@ -41,7 +41,7 @@ class Conversations:
         self._pins = pins
         self._opened_at = cluster.clock()
         self._lock = threading.Lock()
-        # By address: a server that comes back without its state is another member, and the same conversation.
+        # By address: a server that comes back without its state is another member, but keeps its conversation.
         self._by_address: dict[str, Conversation] = {}
         # The last known address of each server that was talked to, by its id and generation.
         self._addresses: dict[tuple[int, int], str] = {}
@@ -52,7 +52,7 @@ class Conversations:
         return max((each.heard_at for each in self._all()), default=self._opened_at)
 
     def with_member(self, member: Member) -> Conversation:
-        """Return the conversation with ``member``, which starts now if there is none."""
+        """Return the conversation with ``member``. Start one if there is none."""
         address = self._cluster.address_of(member)
         with self._lock:
             known_at = self._addresses.get((member.id, member.generation), address)
@@ -68,7 +68,7 @@ class Conversations:
 
     @property
     def watched(self) -> list[Conversation]:
-        """The conversations with the servers that are to be watched, of those that were talked to before."""
+        """The conversations with the servers to watch, without servers that this source has not talked to yet."""
         with self._batches.lock:
             members = self._batches.members_to_watch
         with self._lock:
@@ -81,7 +81,7 @@ class Conversations:
         return [each for each in self._all() if each.running_poll is not None]
 
     def keep_leases(self) -> None:
-        """Renew leases that are about to run out. While this client waits for one server, it polls no other."""
+        """Renew leases that are about to run out. Called while this client waits for one server and polls no other."""
         for each in self.watched:
             if each.is_lease_due(self._cluster.clock()):
                 patience = self._cluster.patience(self._cluster.settings.call_timeout_s)
@@ -95,15 +95,15 @@ class Conversations:
                 each.publish(pins)
 
     def end_batch_on(self, members: Iterable[Member], number: int, undrawn: InitScope | None) -> None:
-        """End a batch at ``members`` when they answer next. A server without a conversation has forgotten it."""
+        """End a batch at ``members`` when they answer next. A server without a conversation has no such batch."""
         with self._lock:
             for address in map(self._cluster.address_of, members):
                 if address in self._by_address:
                     self._by_address[address].end_later(number, undrawn)
 
     def drop_unneeded(self) -> None:
-        """Forget the servers that hold nothing and have not answered for a lease: they have forgotten the source. The
-        caller holds the source's lock."""
+        """Forget the servers that hold nothing and have been silent for longer than a lease, as they have forgotten the
+        source. The caller holds the source's lock."""
         with self._lock:
             needed = set(map(self._cluster.address_of, self._batches.members_to_watch))
             for address, each in list(self._by_address.items()):
@@ -122,7 +122,7 @@ class Conversations:
         return conversations
 
     def end_sessions(self, conversations: Iterable[Conversation]) -> None:
-        """End the source at each server. Tried for a second; after that the lease ends it."""
+        """End the source at each server. Tries for a second; after that, the lease ends the source."""
         deadline = self._cluster.patience(_END_S).deadline
         do_all(self._cluster.side_by_side, [partial(self._end_session, each) for each in conversations], deadline)
 

@@ -24,8 +24,8 @@ from acker_client.rpc.side_by_side import do_all
 from acker_protocol.messages import InitScope
 from acker_protocol.placement import Member
 
-# Emissions draw from one batch for so long, since servers remember the identities of its reports while it is open. With
-# _OPEN_FEW open batches, each kept open by one of its roots, age alone does not open another one.
+# How long emissions draw from one batch, since servers remember the identities of its reports while it is open. A
+# single pending root keeps a batch open, so with _OPEN_FEW open batches age alone opens no other.
 _BATCH_S = 10.0
 _OPEN_FEW = 16
 # How long the client waits for room for a batch before it asks for a smaller one.
@@ -94,7 +94,7 @@ class EmissionStream:
                 self._members, self._since = members, self._cluster.clock()
 
     def end_outdated_batch(self) -> None:
-        """Draw no more from the current batch if the view has changed since, or if it is old."""
+        """Draw no more from the current batch if it is old, or if the view has changed since it was opened."""
         self._cluster.refresh()
         with self._batches.lock:
             batch = self._stream.current
@@ -107,7 +107,7 @@ class EmissionStream:
                     batch.stop_drawing()
 
     def leave_numbers_to_user(self) -> None:
-        """Forbid emissions, as the user numbers the batches of this source. ValueError if it has emitted already. The
+        """Forbid emissions, as the user numbers the batches of this source. Raises ValueError if it has emitted. The
         caller holds the source's lock."""
         if self._stream.batches:
             raise ValueError(
@@ -142,7 +142,7 @@ class EmissionStream:
         self._send_published(members)
 
     def _send_published(self, members: Iterable[Member]) -> None:
-        """Tell other processes now, and wait a moment for it. If that fails, they learn it with the next poll."""
+        """Publish on ``members`` now, and wait a moment. A server that fails gets it with its next poll."""
 
         def send_to(member: Member) -> None:
             with contextlib.suppress(AckerError):
@@ -169,6 +169,6 @@ class EmissionStream:
                     self._opener.end_unopened(request.number, undrawn)
                     if is_full and not (patience.deadline.left_s and self._stream.shrink()):
                         raise
-                # A try may end before its budget is spent: without a wait, all tries would be made in its last moment.
+                # A try may end just before its budget is spent. Without a wait, many tries would fill the last moment.
                 if not is_full and not (isinstance(error, RETRYABLE) and patience.wait()):
                     raise

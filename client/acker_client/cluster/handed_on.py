@@ -76,6 +76,6 @@ def _handed_on(value: bytes) -> HandedOn:
         raise ValueError(f"header {HEADER!r}: its replicas cannot be read ({error})") from None
     words = np.frombuffer(pairs, "<u8").tolist()
     if not all(words[0::2]):
-        # Servers refuse a whole report that has one, with the anchors of other messages.
+        # Servers refuse a whole report with such a root, and so the anchors of other messages too.
         raise ValueError(f"header {HEADER!r}: 0 is not a root id")
     return HandedOn(replicas, tuple(zip(words[0::2], words[1::2], strict=True)))

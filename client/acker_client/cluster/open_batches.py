@@ -43,7 +43,7 @@ class OpenBatches:
         self._batches: dict[int, PinnedBatch] = {}
         # The members of the last placement. They are watched even if no batch is open, so that the lease is renewed.
         self._home: tuple[Member, ...] = ()
-        # Numbers of ended batches of open_batch, as (first, stop). Adjoining ranges are one range.
+        # Numbers of ended batches that a user opened, as (first, stop). Adjoining ranges are one range.
         self._ended: tuple[tuple[int, int], ...] = ()
         self._pending = PendingResult()
         self._news: Future[None] = Future()
@@ -64,14 +64,14 @@ class OpenBatches:
 
     @property
     def ended(self) -> tuple[tuple[int, int], ...]:
-        """Numbers of ended batches of open_batch, as (first, stop)."""
+        """Numbers of ended batches that a user opened, as (first, stop)."""
         return self._ended
 
     def find_batch(self, number: int) -> PinnedBatch | None:
         return self._batches.get(number)
 
     def check_open(self, number: int) -> Pin:
-        """Return where a batch of open_batch lives. Raise ``UnknownBatch`` if it is settled or was not opened here."""
+        """Return the pin of a batch that a user opened. Raise ``UnknownBatch`` if it is settled or not known here."""
         batch = self._batches.get(number)
         if batch is None or isinstance(batch, EmittedBatch) or batch.settlement is not None:
             raise UnknownBatch(
@@ -98,7 +98,7 @@ class OpenBatches:
         self._batches.pop(number, None)
 
     def forget_batch(self, batch: PinnedBatch) -> None:
-        """Forget a batch, as no more of its outcomes are wanted."""
+        """Forget a batch whose further outcomes are not wanted."""
         del self._batches[batch.number]
         self._remember_numbers(batch)
         differed, saved = batch.votes.differed, batch.votes.saved
@@ -126,7 +126,6 @@ class OpenBatches:
         return set(filter(is_here, {member for batch in self._batches.values() for member in batch.members}))
 
     def placed_on(self, members: tuple[Member, ...]) -> None:
-        """Note the members of the last placement."""
         self._home = members
 
     def leave_out_failed_server(self, member: Member, why: str) -> None:
@@ -138,8 +137,8 @@ class OpenBatches:
                 self.leave_out_member(batch, member, why)
 
     def leave_out_lost(self, here: AbstractSet[Member], generation: int | None) -> list[tuple[PinnedBatch, Member]]:
-        """Leave the members ``here`` out of the batches that their server lost with an earlier registration. Its
-        current one has this ``generation``. Return the batches and members."""
+        """Leave the members ``here`` out of the batches that their server has lost: it opened them under an earlier
+        registration than the current one, which has this ``generation``. Return pairs of a batch and a member."""
         lost = [(batch, member) for batch, member in self._held_by(here) if batch.was_lost_by(member, generation)]
         for batch, member in lost:
             self.leave_out_member(batch, member, LOST_STATE)
@@ -159,15 +158,15 @@ class OpenBatches:
         return self._news
 
     def count_answer(self, here: AbstractSet[Member], heard: Heard) -> None:
-        """Count the answer of one server to a poll. ``here``: the members at its address."""
+        """Count the answer of one server to a poll. ``here``: the members at the server's address."""
         if len(heard.outcomes):
             self._count_outcomes(here, heard.outcomes)
         for batch, member in self._held_by(here):
             self._add_merged(batch, batch.heard_up_to(member, heard.generation, heard.cursor))
 
     def take_due(self, here: AbstractSet[Member]) -> dict[int, InitScope]:
-        """Return the emitted batches to settle on one server, by number, each with the numbers that were not drawn.
-        Returns no batch twice. ``here``: the members at its address."""
+        """Return the emitted batches to settle on one server, by number, each with its undrawn numbers. Returns a batch
+        only once. ``here``: the members at the server's address."""
         due = {}
         for batch in self.emitted:
             for member in filter(here.__contains__, batch.members):
@@ -183,7 +182,7 @@ class OpenBatches:
             batch.inits_answered(count)
 
     def start_settling(self, number: int, settlement: Settlement) -> PinnedBatch:
-        """Return a batch that is to be settled. Raise ``UnknownBatch`` for one that is not open here."""
+        """Note how a batch is to be settled, and return it. Raise ``UnknownBatch`` if it is not open here."""
         batch = self._batches.get(number)
         if batch is None or isinstance(batch, EmittedBatch):
             raise UnknownBatch(f"batch {number} is not open on this client: it was settled, or never opened")
@@ -215,7 +214,7 @@ class OpenBatches:
     # -- inside
 
     def _held_by(self, here: AbstractSet[Member]) -> Iterator[tuple[PinnedBatch, Member]]:
-        """Each batch with each of its members that is ``here``."""
+        """Yield each batch with each of its members in ``here``."""
         return ((batch, member) for batch in self._batches.values() for member in batch.members if member in here)
 
     def _count_outcomes(self, here: AbstractSet[Member], outcomes: Outcomes) -> None:
@@ -224,7 +223,7 @@ class OpenBatches:
         indices = parted(self.pins, outcomes.root_ids)
         for index in np.unique(indices[indices >= 0]).tolist():
             own = indices == index
-            # A server that no longer holds the batch does not count.
+            # Outcomes count only from members that hold the batch.
             for member in filter(here.__contains__, batches[index].members):
                 its = outcomes if own.all() else only(outcomes, own)
                 self._add_merged(batches[index], batches[index].count_outcomes(member, its))
@@ -240,7 +239,7 @@ class OpenBatches:
         self.wake_watch(batch)
 
     def _remember_numbers(self, batch: PinnedBatch) -> None:
-        """Remember the numbers of an ended batch of open_batch, so that late updates of its roots are dropped."""
+        """Remember the numbers of an ended batch that a user opened, so that late updates of its roots are dropped."""
         if isinstance(batch, EmittedBatch):
             return
         first, stop = batch.request.first, batch.request.first + batch.request.up_to

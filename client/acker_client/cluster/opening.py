@@ -1,6 +1,6 @@
-"""Opening: places a source or a batch on members and opens it there. Places it again while one does not answer.
+"""Opening: places a source or a batch on members and opens it there. Places it again if a member does not answer.
 
-Decides on which members a batch is placed, which are tried next, and how the time is shared between attempts.
+Decides on which members a batch is placed, which are tried next, and how attempts share the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OpenOn = Callable[[Member, Patience], None]
 class Opener:
     """Opens one source and its batches. Takes the source's lock (``OpenBatches.lock``) where it changes batches.
 
-    Each number is opened by one thread at a time, so what is kept here about it needs no lock.
+    Only one thread at a time opens the batch of a number, so ``_asked`` needs no lock.
     """
 
     def __init__(self, cluster: Cluster, session: int, batches: OpenBatches, conversations: Conversations) -> None:
@@ -41,7 +41,7 @@ class Opener:
         self._conversations = conversations
         # How many members there were at the last placement.
         self._members_placed_on = 0
-        # By number: the members where a batch may be open that has no final placement yet.
+        # The members where a batch without a final placement may be open, by its number.
         self._asked: dict[int, dict[Member, None]] = {}
 
     def open_source(self, patience: Patience) -> None:
@@ -55,8 +55,8 @@ class Opener:
         until_opened(attempt, patience)
 
     def open_batch(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
-        """Place a batch and open it on all its members. Placed again if one of them is gone or takes nothing new."""
-        # A failed attempt leaves it open where it was opened, and the next one may place it elsewhere.
+        """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new."""
+        # A failed attempt leaves the batch open on some members, and the next attempt may place it elsewhere.
         asked = self._asked.setdefault(request.number, {})
         tried = set[Member]()
         batches: list[Batch] = []
@@ -105,7 +105,7 @@ class Opener:
     def _open_on_members(
         self, members: tuple[Member, ...], tried: set[Member], open_on: OpenOn, budget_s: float
     ) -> AbstractSet[Member]:
-        """Open something on ``members``, which are ``tried`` from now on. Return the members that were left out."""
+        """Call ``open_on`` for all ``members``, and add them to ``tried``. Return the members that were left out."""
         tried.update(members)
         opening = Opening(members, lambda member: not self._cluster.answering_instead_of(member) <= tried)
 
@@ -140,8 +140,8 @@ class Opener:
 class Opening:
     """Something that is to be opened on its members: see :class:`acker_client.cluster.replicas.Party`.
 
-    ``is_there_another``: whether it might be placed on another member instead of the given one. ``out``: the members
-    that were left out, without which it is placed again.
+    ``is_there_another``: whether another member might take the place of the given one. ``out``: the members that were
+    left out. The next attempt does not place it on them.
     """
 
     def __init__(self, members: tuple[Member, ...], is_there_another: Callable[[Member], bool]) -> None:
@@ -151,11 +151,10 @@ class Opening:
         self._opened: set[Member] = set()
 
     def opened_on(self, member: Member) -> None:
-        """Note that it is open on ``member``."""
         self._opened.add(member)
 
     def can_do_without(self, member: Member) -> bool:
-        # It is then placed again, without the silent members.
+        # The next attempt then places it without the silent members.
         return any(other != member for other in self._opened) or self._is_there_another(member)
 
     def drop_member(self, member: Member, why: str) -> None:
@@ -163,8 +162,8 @@ class Opening:
 
 
 def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Member]], patience: Patience) -> None:
-    """Make attempts until one leaves no member out, each without the members that were silent so far. If the others do
-    not answer either, all members are tried again with half of the time.
+    """Make attempts until one leaves no member out. Each attempt avoids the members that were silent so far, and then
+    has only half of the time left. If the others do not answer either, the other half is for trying all members again.
 
     ``attempt(silent, budget_s)`` returns the members that were silent in it."""
     silent: AbstractSet[Member] = set()

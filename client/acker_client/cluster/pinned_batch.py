@@ -59,7 +59,7 @@ class PinnedBatch:
 
     @property
     def members_not_settled(self) -> list[Member]:
-        """The members that have not settled the batch as far as is known, with those that were left out."""
+        """The members that are not known to have settled the batch, including those that were left out."""
         return [member for member in self.members if member not in self._cursors]
 
     @property
@@ -84,7 +84,7 @@ class PinnedBatch:
         return None
 
     def request_for(self, member: Member) -> OpenBatch:
-        """The request that opens the batch at ``member``. It names no slots where the batch has one member."""
+        """Return the request that opens the batch at ``member``. It names no slots if the batch has only one member."""
         if len(self.members) == 1:
             return self.request
         request = self.request
@@ -105,7 +105,7 @@ class PinnedBatch:
         return member in self._generations
 
     def is_settled_without(self, member: Member) -> bool:
-        """Whether other members have settled the batch that together hold all slots of ``member``."""
+        """Whether the other members that have settled the batch together hold all slots of ``member``."""
         replicas = self.pin.placement.replicas
         settled = [self.members.index(other) for other in self._cursors if other not in self.out]
         has_other = np.isin(replicas, settled).any(axis=1)
@@ -133,11 +133,10 @@ class PinnedBatch:
         self.settlement = settlement
 
     def settled_on(self, member: Member, reply: SettleReply) -> None:
-        """Note that ``member`` has settled the batch."""
         self._cursors[member] = reply.cursor, reply.roots
 
     def heard_up_to(self, member: Member, generation: int | None, cursor: int) -> Merged:
-        """Note that all outcomes of ``member`` up to ``cursor`` have arrived, of the registration ``generation``."""
+        """Note that all outcomes of ``member`` under the registration ``generation`` have arrived, up to ``cursor``."""
         last, roots = self._cursors.get(member, (cursor + 1, 0))
         if cursor < last or member in self._heard_all or self._generations.get(member) != generation:
             return NOTHING

@@ -40,11 +40,11 @@ class Published:
     ended: tuple[tuple[int, int], ...] = ()
 
     def has(self, root_ids: Column) -> Mask:
-        """Which of ``root_ids: uint64[n]`` the source may have emitted by then."""
+        """Return which of ``root_ids: uint64[n]`` the source may have emitted by then."""
         return issued(root_ids, ((self.first, self.stop), *self.ended))
 
     def is_out(self, batch: int, server: int) -> bool:
-        """Whether the source ignores ``server`` for ``batch``: it has left it out, or the batch is over."""
+        """Whether the source ignores ``server`` for ``batch``: the server was left out, or the batch is over."""
         if all(pin.batch != batch for pin in self.pins):
             return True
         return server in self.out.get(batch, ())
@@ -78,7 +78,7 @@ class Published:
 
 
 def issued(root_ids: Column, ranges: Sequence[tuple[int, int]]) -> Mask:
-    """Which of ``root_ids: uint64[n]`` have a number in one of ``ranges``, each of them (first, stop)."""
+    """Return which of ``root_ids: uint64[n]`` have a number in one of ``ranges``, each of them (first, stop)."""
     found: Mask = np.zeros(len(root_ids), np.bool_)
     for first, stop in ranges:
         found |= numbers_of(first, root_ids) < np.uint64(stop - first)

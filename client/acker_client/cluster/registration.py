@@ -96,7 +96,7 @@ class Registration:
 
     @property
     def wait_max_s(self) -> float:
-        """Longest wait of one poll at the server. The lease is then renewed well before it runs out."""
+        """Longest wait of one poll at the server, in seconds. It leaves time to renew the lease before it runs out."""
         return self.lease_ms / 3000
 
     def request(self, wait_s: float, max_outcomes: int, *, close: bool = False) -> Watch:
@@ -118,13 +118,13 @@ class Registration:
         self._pins = self._unsent = pins
 
     def renewed(self, request: Watch, reply: WatchReply, now: float) -> bool:
-        """Note from an answer only whether the server still knows this source. Its outcomes will be sent again.
+        """Note whether the server still knows this source. Ignores the outcomes, which the server sends again.
 
         Return False if the poll has to be made again, since it confirmed a cursor of an earlier registration.
         """
         is_foreign = _is_foreign(request, reply)
         known, self.generation = self.generation, reply.generation
-        # ``reply.is_new`` adds nothing to the generation, and may come after the answer to a later poll.
+        # ``reply.is_new`` says no more than the generation, and may come after the answer to a later poll.
         is_other = reply.generation != known or is_foreign
         if known is not None and is_other:
             self._is_lost = True
@@ -152,7 +152,7 @@ def _milliseconds(name: str, value_s: float | None) -> int:
 
 
 def _in_milliseconds(value_s: float) -> int:
-    # 0 on the wire means none.
+    # 0 on the wire means no timeout.
     return max(1, round(value_s * 1000))
 
 

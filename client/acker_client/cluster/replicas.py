@@ -20,10 +20,10 @@ log = logging.getLogger("acker_client")
 
 # Interval of checking whether members that have not answered are gone.
 LOOK_S = 0.25
-# A call that takes longer is a reason to ask for the view.
+# The view is refreshed when a call takes longer.
 REFRESH_S = 1.0
 
-# After one of these the call may succeed at another member.
+# Errors after which the call may succeed at another member.
 _HERE_ONLY = (*RETRYABLE, UnknownBatch)
 
 
@@ -36,7 +36,7 @@ class Party(Protocol):
 
     @property
     def unanswered_members(self) -> Sequence[Member]:
-        """The members that are in and have not answered."""
+        """The members that were not left out and have not answered."""
         ...
 
     def can_do_without(self, member: Member) -> bool:
@@ -57,12 +57,12 @@ def ask_members(
     may_leave: bool = True,
     excuse: Excuse = lambda _: None,
 ) -> None:
-    """Make ``call`` to every member that is left, and wait until each has answered or is out.
+    """Make ``call`` to every unanswered member, and wait until each has answered or was left out.
 
     Leaves a member out if it is gone. Also leaves it out if the answers of others cover its own, and it is silent or
     raises a retryable error or ``UnknownBatch``. Without ``may_leave``, only a member that is gone for all clients is
-    left out: silence towards this client is not enough. Always waits for a member that is away for a planned restart.
-    If clients left out different members, some roots would have no replica.
+    left out: silence towards this client is not enough. Otherwise clients could leave out different members, and some
+    roots would have no replica. Always waits for a member that is away for a planned restart.
 
     ``excuse`` overrides these rules. Raises the error of a call to a member that was not left out.
     """
@@ -143,7 +143,7 @@ class _Asking:
                 self._drop_member(member, why)
 
     def _why_dispensable(self, member: Member) -> str:
-        """Return why not to wait for ``member`` any longer; "" while it has to be waited for."""
+        """Return why not to wait for ``member`` any longer; "" to go on waiting."""
         now = self._cluster.clock()
         if self._cluster.is_away(member):
             self._away_at[member] = now

@@ -1,4 +1,4 @@
-"""Scope: the batch and root id of a record, as a value that travels with a batch."""
+"""Scope: the batch that rows belong to, as a value that travels with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BatchScope:
-    """The batch that rows belong to. Its number i has root id ``mix64(first + i)``. Picklable."""
+    """The batch that rows belong to. The root id of its number i is ``mix64(first + i)``. Picklable."""
 
     session: int
     number: int

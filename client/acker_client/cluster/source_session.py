@@ -7,10 +7,10 @@ with the state that it owns:
 |---|---|---|
 | ``open_batches`` | the batches that are not over, what the next watch returns | the source's lock |
 | ``stream`` and ``emissions`` | numbers of emissions, what was published about them | the source's lock |
-| ``opening`` | where a batch that has no placement yet may be open | one thread a batch |
+| ``opening`` | where a batch that has no placement yet may be open | only one thread opens a batch |
 | ``settling`` | one call of ``settle_batch`` | the source's lock, for the batch |
-| ``conversations`` | the servers that were talked to | a lock of its own, taken inside of the source's |
-| ``conversation`` | registration, lease and polls at one server | a lock of its own, taken inside of both |
+| ``conversations`` | the servers that were talked to | its own lock, taken after the source's |
+| ``conversation`` | registration, lease and polls at one server | its own lock, taken after both |
 | ``watching`` | nothing; it runs the polls | one thread at a time |
 
 No thread makes a call to a server while it holds one of these locks. One more lock, in ``emissions``, is held over
@@ -65,8 +65,8 @@ class SourceSession:
         self._opener.open_source(patience)
 
     def end_source(self) -> Published:
-        """End the source on all servers, which drop its roots. Tried for a second; after that the lease ends it. Return
-        where emissions have lived, all of which are over now."""
+        """End the source on all servers, which drop its roots. Tries for a second; after that, the lease ends the
+        source. Return where its emissions lived. All of them are over now."""
         with self._batches.lock:
             conversations = self._conversations.take_all()
             self._batches.end_all()
@@ -82,7 +82,7 @@ class SourceSession:
         return self._conversations.heard_at
 
     def renew_lease(self, member: Member, patience: Patience) -> None:
-        """Register the source again at ``member``, which does not know it. Reports need it, as no watch may be running.
+        """Register the source again at ``member``, which does not know it. Reports call this, as perhaps no watch runs.
         The next watch learns what the server has lost. Raises ``Draining`` if it does not register sources any more."""
         self._conversations.with_member(member).renew_lease(patience)
 
@@ -115,13 +115,13 @@ class SourceSession:
             self._batches.check_root(number, root)
 
     def has_issued(self, root_ids: Column) -> Mask:
-        """Which of ``root_ids: uint64[n]`` were emitted, or are of a batch of open_batch that is over."""
+        """Return which of ``root_ids: uint64[n]`` were emitted, or are of a batch of open_batch that is over."""
         return issued(root_ids, (self.emissions.numbers, *self._batches.ended))
 
     # -- batches
 
     def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:
-        """Place a batch and open it on all its members. Placed again if one of them is gone or takes nothing new."""
+        """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new."""
         with self._batches.lock:
             known = self._batches.find_batch(request.number)
             self.emissions.leave_numbers_to_user()
@@ -130,7 +130,7 @@ class SourceSession:
         return self._opener.open_batch(PinnedBatch, request, self._cluster.patience(budget_s)).pin
 
     def settle_batch(self, number: int, settlement: Settlement, budget_s: float | None) -> None:
-        """Settle a batch on all its members. Raises ``UnknownBatch`` for one that is not open here."""
+        """Settle a batch on all its members. Raises ``UnknownBatch`` if it is not open here."""
         with self._batches.lock:
             batch = self._batches.start_settling(number, settlement)
         request = Settle(self.session, number, settlement)

@@ -1,7 +1,7 @@
 """Stream: the emissions of a source, as a sequence of batches opened with ``held=False``. Pure.
 
 Decides the numbers of the next batch, its size, and the batch from which an emission draws its number. No number is
-used twice: each batch begins behind the one before, even if that one could not be opened.
+used twice: each batch begins after the previous one, even if that one could not be opened.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from acker_protocol.placement import Member
 NUMBERS_FIRST = 1024
 NUMBERS_MAX = 65_536
 _GROWTH = 4
-# A server takes 1024 open batches of a source. With each further 256 open batches, the next one gets twice as large.
+# A server takes 1024 open batches of a source. For each 256 open batches, the next one gets twice as large.
 _OPEN_A_DOUBLING = 256
 
 
@@ -76,7 +76,7 @@ class EmittedBatch(PinnedBatch):
 
     @property
     def undrawn(self) -> InitScope:
-        """Tells a server that the numbers that were not drawn get no inits."""
+        """The numbers that were not drawn, to tell a server that they get no inits."""
         ranges = np.array([[self._drawn, self.request.up_to]], np.uint64)
         return InitScope(self.request.session, self.request.number, ranges)
 
@@ -86,7 +86,6 @@ class EmittedBatch(PinnedBatch):
         return self.is_closed and not self._unanswered_inits and member not in self._asked_to_settle
 
     def asked_to_settle(self, member: Member) -> None:
-        """Note that ``member`` is being asked to settle the batch."""
         self._asked_to_settle.add(member)
 
     @property
@@ -95,7 +94,7 @@ class EmittedBatch(PinnedBatch):
 
     @property
     def is_over(self) -> bool:
-        # Keeps a watch from returning this batch as settled: it returns only batches that a user opened.
+        # A watch returns as settled only batches that a user opened.
         return False
 
     @property
@@ -161,5 +160,4 @@ class Stream:
         self.stop = batch.request.first + batch.request.up_to
 
     def draw_from(self, batch: EmittedBatch) -> None:
-        """Let emissions draw from ``batch``."""
         self.current = batch

@@ -49,7 +49,7 @@ from acker_protocol.placement import Replicas
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-# A bit for each of the replicas of a slot, by its position there.
+# One bit for each replica of a slot, by its position among the slot's replicas.
 Bits = npt.NDArray[np.uint8]
 
 REPLICAS_MAX = 8
@@ -58,7 +58,7 @@ REPLICAS_MAX = 8
 OUT, UNREAD, ABSENT, LOST, TIMED_OUT, UNFINISHED, FAILED, ACKED = (1 << bit for bit in range(8))
 NOES = UNREAD | ABSENT | LOST | TIMED_OUT | UNFINISHED
 
-# How a root ended: a verdict, or this; 0 is open.
+# How a root ended: a verdict, or this value for an absent root. 0 means that it is open.
 _NO_RECORD = max(Verdict) + 1
 _OF_BIT = [
     *(Verdict.LOST, Verdict.LOST, _NO_RECORD, Verdict.LOST),
@@ -66,8 +66,8 @@ _OF_BIT = [
 ]
 _ENDINGS: Kinds = np.array([0, *(_OF_BIT[said.bit_length() - 1] for said in range(1, 256))], np.uint8)
 _DIFFERS: Mask = np.array([bool(said & ACKED) + bool(said & FAILED) + bool(said & NOES) > 1 for said in range(256)])
-# By verdict; and for two causes with one verdict each. The verdict is needed for servers that are older than the enum
-# Cause: from them a user's fail for the text `unread` arrives with Cause.UNREAD.
+# The kind of report by verdict, and for two causes by cause and verdict. The verdict is needed for servers that are
+# older than the enum Cause: from them, a user's fail with the text `unread` arrives with Cause.UNREAD.
 _KINDS: Kinds = np.array([0, ACKED, FAILED, TIMED_OUT, LOST], np.uint8)
 _KINDS_BY_CAUSE = {Cause.UNFINISHED: (Verdict.FAILED, UNFINISHED), Cause.UNREAD: (Verdict.LOST, UNREAD)}
 
@@ -124,7 +124,7 @@ class Votes:
         return is_first
 
     def hear(self, rows: Rows, bits: Bits, outcomes: Outcomes) -> Merged:
-        """Count the first report of a replica about each of ``rows``: one of ``outcomes`` each."""
+        """Count the first report of a replica about each of ``rows``. ``outcomes``: one for each row."""
         if self._everybody == 1:
             # A single replica waits for no other and differs from none, so nothing else has to be kept.
             self._spoken[rows] = 1
@@ -153,7 +153,7 @@ class Votes:
         return _parted(Outcomes(outcomes.root_ids[ends], endings, reason_ids, reasons))
 
     def differed(self) -> int:
-        """Count the rows about which replicas disagree: two of ACKED, FAILED by the user, and a no."""
+        """Count the rows for which replicas reported two or three of: ACKED, FAILED by the user, a no."""
         return int(np.count_nonzero(_DIFFERS[self._said]))
 
     def saved(self) -> int:
@@ -171,9 +171,9 @@ class Votes:
 class BatchVotes:
     """The votes of one numbered batch: number i of ``up_to`` has root id ``mix64(first + i)``.
 
-    ``replicas``: uint16[1024, R] of its placement, for each slot R different members, 1 to 8; a member is an index into
-    the placement's. Raises ValueError for any other shape. Keeps 11 bytes a root, and 2 more once a member is silent
-    about one of its roots.
+    ``replicas``: uint16[1024, R] of its placement: R different members for each slot, 1 to 8. A member is an index into
+    the members of the placement. Raises ValueError for any other shape. Keeps 11 bytes a root, and 2 more once a member
+    is silent about one of its roots.
     """
 
     __slots__ = (
@@ -191,7 +191,7 @@ class BatchVotes:
 
     def __init__(self, first: int, up_to: int, replicas: Replicas) -> None:
         self.up_to = up_to
-        # Roots that have ended, absent ones among them.
+        # The number of roots that have ended, including absent ones.
         self.ended = 0
         self._first = first
         self._replicas = checked(replicas)
@@ -212,7 +212,7 @@ class BatchVotes:
 
     @property
     def differed(self) -> int:
-        """The number of roots about which replicas disagree: two of ACKED, FAILED by the user, and a no.
+        """The number of roots for which replicas reported two or three of: ACKED, FAILED by the user, a no.
 
         A no is any other report, and *absent*. A member that left without a report does not count. Reports after the
         end of a root count, so the number may grow. Computed at each call, in some 2 ms per million roots.
@@ -265,8 +265,8 @@ class BatchVotes:
         return replace(self._silence(member, LOST, why), unheard=roots - heard)
 
     def leave(self, member: int, why: str) -> Merged:
-        """Leave ``member`` out for good, as its server is gone or has lost its state. ``why``: the reason of roots that
-        are LOST because of that."""
+        """Leave ``member`` out for good, as its server is gone or has lost its state. ``why``: the reason that
+        its LOST roots get."""
         return Merged() if member in self._silenced else self._silence(member, OUT, why)
 
     def _silence(self, member: int, kind: int, why: str) -> Merged:
@@ -302,7 +302,7 @@ def checked(replicas: Replicas) -> Replicas:
 
 
 def slots_of(roots: Column) -> Rows:
-    """The slot of each root: int64[n]."""
+    """Return the slot of each root: int64[n]."""
     slots: Rows = (mix64_column(roots) >> np.uint64(SLOT_SHIFT)).view(np.int64)
     return slots
 

@@ -18,10 +18,10 @@ Mask = npt.NDArray[np.bool_]
 class WatchResult:
     """The result of one watch. No news comes in two results.
 
-    ``outcomes``: how roots have ended, each root once, LOST ones included. ``absent: uint64[n]``: roots of settled
+    ``outcomes``: how roots have ended, each root once, including LOST ones. ``absent: uint64[n]``: roots of settled
     batches that were never initialised although a task has read their numbers: no such record exists. ``settled``:
-    batches each of whose roots has had its outcome by now or is absent. ``interrupted``: open batches that a server has
-    lost, which may be why something in them fails. ``settled`` and ``interrupted`` name only batches of ``open_batch``.
+    batches whose roots have all had their outcomes by now, or are absent. ``interrupted``: open batches that a server
+    has lost, which may make their tasks fail. ``settled`` and ``interrupted`` name only batches of ``open_batch``.
     ``answered``: False if no server answered during the whole call. ``differed``: how many roots of ended batches the
     servers disagreed about. ``saved``: how many roots a second server saved from a replay.
     """
@@ -36,7 +36,7 @@ class WatchResult:
 
     @property
     def says_something(self) -> bool:
-        """Whether it has news."""
+        """Whether the result has news."""
         return bool(len(self.outcomes) or len(self.absent) or self.settled or self.interrupted)
 
 

@@ -24,16 +24,16 @@ from acker_protocol.placement import Member
 
 log = logging.getLogger("acker_client")
 
-# A poll that was answered early without outcomes (the server is short of threads, or stops) is repeated at this pace.
+# Pause before a poll is repeated that was answered early without outcomes: the server is short of threads, or stops.
 _POLL_PAUSE_S = 0.05
 # Longest wait for running polls before checking whether other servers have to be polled.
 _LOOK_S = 0.5
-# Time for one server to open a batch again that it has lost.
+# How long to try to open a lost batch again on its server.
 _REOPEN_S = 3.0
 
 
 class ServerWatch:
-    """For one thread at a time. Takes the source's lock (``OpenBatches.lock``) where it changes batches."""
+    """Only one thread at a time may use it. Takes the source's lock (``OpenBatches.lock``) where it changes batches."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ServerWatch:
             result = self._take_result(answered=answered)
             if result.says_something or not patience.deadline.left_s:
                 return result
-            # While other servers may still answer, `_poll_servers` has waited.
+            # If polls of other servers are still running, `_poll_servers` has waited already.
             if not heard and not self._conversations.polling and not patience.wait():
                 return result
             if heard and self._cluster.clock() - asked_at < _POLL_PAUSE_S:
@@ -97,7 +97,7 @@ class ServerWatch:
         return heard
 
     def _take_answer(self, conversation: Conversation, polled: Polled) -> bool:
-        """Count the answer to a poll, and end the batches that are due there. False if it has to be made again."""
+        """Count the answer to a poll, and end the batches that are due there. False if the poll must be repeated."""
         heard = conversation.take_answer(polled)
         if heard is None:
             return False
@@ -170,7 +170,7 @@ class ServerWatch:
             for batch in ended:
                 self._conversations.end_batch_on(batch.members_not_settled, batch.number, batch.undrawn)
             if any(isinstance(batch, EmittedBatch) for batch in ended):
-                # Else other processes would wait for servers of a batch that is over.
+                # Otherwise other processes would wait for the servers of a batch that is over.
                 self._emissions.publish_later()
             self._conversations.drop_unneeded()
         return result

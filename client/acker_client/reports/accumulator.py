@@ -1,7 +1,8 @@
 """Accumulator: the calls of a plain client that were not sent yet, folded per root. Pure.
 
-Decides how calls add up (ack vals XOR; a fail stays a fail; the first of several inits of a root counts, as in the
-ledger) and what goes into which report (inits of each batch apart from updates). Knows neither identities nor servers.
+Decides how calls add up: ack vals XOR, a fail stays a fail, and only the first init of a root counts, as in the ledger.
+Also decides what goes into which report: the inits of each batch into one, the updates into another. Knows neither
+identities nor servers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Accumulator:
         self._clear()
 
     def __len__(self) -> int:
-        """Number of buffered roots. Roots of several column calls count once for each."""
+        """Return the number of buffered roots. A root in several column calls counts once for each."""
         return len(self._vals) + self._column_entries + sum(len(inits) for inits in self._inits.values())
 
     def init(self, root: int, edges: int | Iterable[int], batch: int) -> None:
@@ -66,18 +67,18 @@ class Accumulator:
         self._add_update(root_id(root), 0, RESET)
 
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
-        """Inits in columns; rows of the same root are its edges and XOR together."""
+        """Start trees in columns. Rows of the same root are its edges and XOR together."""
         entries = fold(*_columns(roots, vals))
         self._inits_of(batch).columns(entries)
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
-        """Acks in columns: ``vals`` are edges, or edge XOR the children's edges."""
+        """Ack in columns. ``vals`` are edges, each XOR its children's edges if it has any."""
         self._columns_of_updates(fold(*_columns(roots, vals)))
 
     def fail_columns(
         self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
     ) -> None:
-        """Fails in columns; one reason for all, or one a row. ``vals``: the edges consumed, if any."""
+        """Fail trees in columns, with one reason for all or one a row. ``vals``: the edges consumed, if any."""
         root_column = root_ids(roots)
         _, val_column = _columns(root_column, np.zeros(len(root_column), np.uint64) if vals is None else vals)
         if not isinstance(reasons, Iterable):
@@ -105,7 +106,6 @@ class Accumulator:
             self._column_entries += len(entries)
 
     def drop_inits(self) -> None:
-        """Forget the inits that are buffered."""
         self._inits.clear()
 
     def _clear(self) -> None:
@@ -173,7 +173,7 @@ class _Inits:
         if len(self.chunks) == 1:
             return self.chunks[0]
         roots, vals = _joined(self.chunks)
-        # np.unique keeps the first of equals, and leaves the rest in the order of mix64, as on the wire.
+        # np.unique keeps the first of equal values, and orders them by mix64, as on the wire.
         _, first = np.unique(mix64_column(roots), return_index=True)
         return Entries(roots[first], vals[first])
 
@@ -202,7 +202,7 @@ def root_id(value: int) -> int:
 
 def xor(val: int, edges: Iterable[int], name: str = "emitted") -> int:
     """Return ``val`` XOR all of ``edges``. ``name``: their name in errors."""
-    # isinstance(edges, Iterable) would be a third of what a plain ack costs.
+    # isinstance(edges, Iterable) would take a third of the time of a plain ack.
     try:
         each = iter(edges)
     except TypeError:

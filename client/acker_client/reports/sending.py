@@ -46,8 +46,8 @@ class Sending:
 
     @property
     def has_to_arrive(self) -> bool:
-        """Whether a root might be falsely ACKED if the report did not arrive. Only sources of other processes have such
-        roots, as they cannot learn that a server was left out."""
+        """Whether a root might be falsely ACKED if the report did not arrive. That is possible only for roots of
+        sources in other processes, which cannot learn that a server was left out."""
         source, pins = self._state.source_or_none, self._replication.pins
         if any(pin.session in self._state.joined for pin in pins):
             return True
@@ -63,7 +63,7 @@ class Sending:
         return all(self._state.is_out(pin, member.id) for pin in self._replication.pins_of(member))
 
     def _excuse(self, member: Member) -> str | None:
-        """Return why joined sources allow leaving ``member`` out, "" while they do not; None if none is concerned.
+        """Return why joined sources allow leaving ``member`` out, "" while they do not, None if they are not concerned.
         Also renews this client's leases, and asks for news of those sources."""
         if self._state.source_or_none is not None:
             self._state.source_or_none.keep_leases()

@@ -1,6 +1,6 @@
 """State: all that a client has in one process.
 
-Decides which identity a report gets and, from what sources have published, where its roots live. Sends no reports.
+Decides which identity a report gets, and where its roots live, according to what sources published. Sends no reports.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class ClientState:
             return len(self.accumulator) + sum(len(draft.entries) for draft in self.drafts)
 
     def pins(self) -> Pins:
-        """Return where the roots live that this client may report about."""
+        """Return the pins of all roots that this client may report about."""
         own = () if self.source_or_none is None else self.source_or_none.pins
         return (*own, *(pin for published in tuple(self.joined.values()) for pin in published.pins))
 
     def seal(self, *, may_drop: bool = False) -> AckerError | None:
-        """Turn what is buffered into reports with identities. Updates of roots that cannot be placed stay in the
+        """Turn the buffered calls into reports with identities. Updates of roots that cannot be placed stay in the
         buffer, and delay nothing else. Returns why they cannot be placed, or None if there are none.
 
-        ``may_drop``: drop and count them as unreported, if no server answers and this cannot cause a false ACK.
+        ``may_drop``: drop such updates and count them as unreported, if no server answers and no false ACK can follow.
         """
         why: AckerError | None = None
         with self.lock:
@@ -199,7 +199,7 @@ class ClientState:
         return newest, not errors
 
     def _published_at(self, addresses: Iterable[str], session: int) -> tuple[list[Published], list[BaseException]]:
-        """Ask the servers there at once. Return what they know that a source has published, and their errors."""
+        """Ask these servers at once for the publication of a source. Return the publications, and the errors."""
         cluster, found = self.cluster, list[Published]()
 
         def ask(address: str) -> None:
@@ -248,7 +248,7 @@ class ClientState:
     def _sorted(self, roots: Column) -> tuple[Pins, npt.NDArray[np.int64], Mask]:
         """Return the known pins, the index of each root's pin (-1 for none), and the roots that no source emitted."""
         source, joined = self.source_or_none, tuple(self.joined.values())
-        # One snapshot of the joined sources for both questions: a join in between would make fresh roots look over.
+        # One snapshot of the joined sources for both steps: a join in between would make new roots look finished.
         own = () if source is None else source.pins
         pins = (*own, *(pin for published in joined for pin in published.pins))
         indices = parted(pins, roots)
@@ -273,8 +273,8 @@ class ClientState:
     def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
         """Return a pin that places all roots on the only server. Raises ``UnknownSource`` if there may be several.
 
-        The only server that answers or is active need not be the only server. It would accept a fail of a root that
-        lives on another, and that root might be ACKED. It has to answer first, as it knows whether there are others.
+        One server that answers or is active need not be the only one. It would accept a fail of a root that lives on
+        another server, and that root might be ACKED there. So it has to say first whether there are others.
         """
         members = self.cluster.view(patience).members
         if not self.cluster.is_alone:

@@ -50,7 +50,7 @@ class Caller:
         return self._silence.heard_at
 
     def shown_silent_s(self, begun_at: float) -> float:
-        """The part of ``silent_s`` that tries from ``begun_at`` on have shown."""
+        """Return the seconds of silence that tries have shown, from ``begun_at`` to the end of the last try."""
         return self._silence.shown_s(self._clock(), begun_at)
 
     def greeted_once(self, deadline: Deadline) -> Greeted:
@@ -114,7 +114,7 @@ class Retrying:
         self.find = find
 
     def greeted(self, patience: Patience) -> Greeted:
-        """Return the server once it has answered the handshake."""
+        """Try the handshake until the server answers, and return the server."""
         return self._until_answered(lambda caller: caller.greeted_once(patience.deadline), patience)
 
     def answer(self, call: Call[Reply], patience: Patience) -> Reply:

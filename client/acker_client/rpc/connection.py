@@ -1,7 +1,7 @@
 """Connection: the channel to one server, and the handshake with it.
 
-Decides that both sides speak the same protocol, and that one server answers at an address. Never retries: the caller
-has the budget. No lock is held over a call, so two threads may greet at once, which does no harm.
+Checks that both sides speak the same protocol, and that only one server answers at an address. Never retries: the
+caller has the budget. No lock is held over a call, so two threads may greet at once, which does no harm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from acker_protocol.version import VERSION
 
 Connect = Callable[[str], Transport]
 
-# Part of the largest message beside its columns: identity, scope, tags and lengths.
+# Room in the largest message for everything but its columns: identity, scope, tags and lengths.
 _ENVELOPE_BYTES = 4096
 # Timeout of the first greeting, short so that a mute server is soon noticed. The next one has the timeout of a call.
 FIRST_GREETING_S = 1.0
@@ -50,7 +50,7 @@ class Connection:
         self._transport: Transport | None = None
         self._greeted: Greeted | None = None
         self._greeting_s = FIRST_GREETING_S
-        # Incarnations that another server has replaced here. None of them comes back.
+        # Incarnations that another server has replaced here. If one of them comes back, two servers share the address.
         self._replaced: set[int] = set()
         self._is_closed = False
         # The last answer to a greeting; None if there was none.

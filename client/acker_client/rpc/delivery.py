@@ -14,7 +14,7 @@ import numpy.typing as npt
 from acker_protocol.messages import FAIL, Apply, ApplyReply, Entries, Identity, InitScope, Kinds, Status
 from acker_protocol.reports import MESSAGE_BYTES, digest, pack, section_starts
 
-# A section with a status up to this one is not sent again. Among the others, a retry helps less the higher they are.
+# A section with a status up to this one is not sent again. Of the others, a higher status makes a retry less useful.
 _FINAL_MAX = int(Status.STALE)
 
 
@@ -24,7 +24,7 @@ class ReportResult:
 
     ``inits_known``: inits that changed nothing, as their root had been initialised before. ``inits_conflicting``: inits
     of roots that were pending in another source or batch: each is LOST in both. ``without``: ids of the servers that
-    were left out, since they were gone, or since other replicas had answered.
+    were left out, because they were gone or other replicas had answered.
     """
 
     applied: int = 0
