@@ -23,7 +23,7 @@ from acker_protocol.reports import section_starts
 
 
 class Transcript:
-    """``is_kept``: False keeps nothing, and costs nothing if callers check it first."""
+    """``is_kept``: whether lines are kept. Callers check it before they make a line that costs time."""
 
     def __init__(self, clock: Callable[[], float], *, is_kept: bool) -> None:
         self.is_kept = is_kept
