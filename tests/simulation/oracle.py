@@ -106,7 +106,6 @@ class Oracle:
     # -- rows, as attempts make them
 
     def begin(self, attempt: int, batch: int) -> None:
-        """Record the start of an attempt at a task."""
         self._attempts[attempt] = AttemptFacts(attempt, batch)
 
     def read(self, roots: Iterable[int]) -> list[int]:
@@ -255,7 +254,6 @@ class Oracle:
             )
 
     def died(self, record: int) -> None:
-        """Record that a record is in the dead letters."""
         self._finish(record, "in the dead letters")
 
     def check_end(self) -> None:

@@ -163,7 +163,6 @@ def mixed(value: int, salt: int, ordinal: int = 0) -> int:
 
 
 def key_of(value: int) -> int:
-    """Return the grouping key of a value."""
     return value // CLASSES % 3
 
 

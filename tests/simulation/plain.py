@@ -123,7 +123,6 @@ class Program:
         return True
 
     def is_due(self) -> bool:
-        """Whether this program should flush now."""
         every = self.plan.flush_every
         return bool(self._since_flush) and (self._since_flush >= every or self.dice.random() < self.plan.flush_share)
 
@@ -352,7 +351,6 @@ class Plain:
         self.workers = {number: Worker(world, number, self._mail) for number in range(1, plan.workers + 1)}
 
     def start(self) -> None:
-        """Start all programs."""
         for worker in self.workers.values():
             self._world.scheduler.spawn(worker.name, "", worker.run)
         for source in self.sources:

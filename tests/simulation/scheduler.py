@@ -68,7 +68,6 @@ class Scheduler:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass for the calling process."""
         self.park("time to pass", max(0.0, seconds))
 
     # -- events
@@ -219,7 +218,6 @@ class GreenSideBySide:
         self._scheduler = scheduler
 
     def start(self, call: Callable[[], T]) -> Future[T]:
-        """Start a call beside the caller."""
         future: Future[T] = Future()
         caller = self._scheduler.current
 

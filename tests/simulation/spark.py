@@ -165,7 +165,6 @@ class Spark:
         scheduler.after(max(down_s, NOTICE_S), back)
 
     def lose_files(self, executor: Executor) -> None:
-        """Delete the shuffle files of an executor."""
         self.world.transcript.say(f"{executor.name} loses its shuffle files")
         for job in self.running:
             job.mail.put(partial(job.lost, executor, False))
@@ -313,7 +312,6 @@ class Job:
         return parts
 
     def _attempt(self, task: Task, attempt: Attempt) -> None:
-        """Run the attempt in the executor."""
         scheduler, fates, dice = self.world.scheduler, attempt.fates, attempt.dice
         scheduler.sleep(0.02 + 0.5 * dice.random() + (40.0 * dice.random() ** 2 if "is slow" in fates else 0.0))
         began_at = scheduler.now

@@ -114,7 +114,6 @@ class Trees:
         self._note(program, Update(tree))
 
     def failed_record(self, program: str, root: int) -> None:
-        """Record that a program fails the root."""
         tree = self._trees[root]
         tree.has_failed = True
         self._note(program, Update(tree, is_fail=True))

@@ -73,7 +73,6 @@ class Troubles:
         self._stretches.append(Stretch(now, now + for_s, client, server, is_one_call))
 
     def lost(self, server: int, why: str) -> None:
-        """Record that a server has lost its state."""
         self._losses.append((self._scheduler.now, server, why))
 
     def zookeeper_away(self, for_s: float) -> None:
@@ -147,7 +146,6 @@ class Troubles:
         )
 
     def has_lost(self, server: int, since: float) -> bool:
-        """Whether a server has lost its state since then."""
         return bool(self._noted(self._losses, server, since))
 
     def is_expected(self, server: int) -> bool:

@@ -424,7 +424,6 @@ class World:
     # -- what is justified: plain programs
 
     def opened_at(self, session: int, batch: int) -> float:
-        """Return when a batch of a plain source was first requested."""
         return self._asked_at.get((session, batch), self.scheduler.now)
 
     def _excuse_tree(self, tree: Tree) -> str:
