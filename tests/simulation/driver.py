@@ -1,4 +1,4 @@
-"""Driver: a real run of a source over an input in memory, whose batches are jobs of the Spark model."""
+"""Driver: a real run of a source over an input in memory. Each of its batches is a job of the Spark model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemorySlice:
-    """Numbers ``start`` to ``stop`` of a batch. Reads those of ``values`` that exist."""
+    """Records ``start`` to ``stop`` (exclusive) of a batch. ``values``: one each; None if the record does not exist."""
 
     start: int
     stop: int
@@ -58,8 +58,8 @@ class MemorySlice:
 
 
 class MemoryInput:
-    """Partitions of values. None is a position that does not exist. Position p of partition k is record
-    ``p * partitions + k``."""
+    """Partitions of values. None is a position that does not exist. The oracle's number of the record at position p of
+    partition k is ``10 * p + k``."""
 
     kind = "memory"
 
@@ -152,7 +152,7 @@ class MemoryLetters:
 
 @dataclass
 class Witness(Listener):
-    """Tells the oracle what the run reports of records. ``batch_key``: the oracle's number for a batch of this run."""
+    """Passes the outcomes of a run to the oracle. ``batch_key``: returns the oracle's number of a batch of this run."""
 
     oracle: Oracle
     transcript: Transcript
@@ -188,14 +188,14 @@ class Witness(Listener):
 
 
 def _records(emissions: Emissions) -> list[int]:
-    """Return the oracle's records by their origin, as the run has its own names for them."""
+    """Return the oracle's numbers of the records, computed from their origins. The run numbers records differently."""
     rows = emissions.origins().to_pylist()
     return [int(row["offset"]) * 10 + int(row["partition"][1:]) for row in rows]
 
 
 @dataclass
 class BatchFrame:
-    """A batch as a frame, with its evidence."""
+    """Stands for the frame of a batch and for the evidence of its write."""
 
     plan: FramePlan
     error: BaseException | None = None

@@ -1,4 +1,5 @@
-"""Mutants: named mistakes, put into the real code while a simulation runs. The oracles have to find each.
+"""Mutants: named mistakes, put into the real code while a simulation runs. The oracles have to find each. The docstring
+of a function here states its mistake.
 
 A mistake that no seed shows would mean that the simulation does not test that code.
 """
@@ -62,9 +63,9 @@ Mistake = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Mutant:
-    """``places``: (owner, name of the replaced attribute, mistake). ``kind``: the violation that has to come of it, ""
-    for any. ``matters``: whether the rule decides anything in a case. Other cases are skipped, which saves time and
-    finds no less. ``case``: returns the case of a seed."""
+    """``places``: (owner, name of the replaced attribute, mistake). ``kind``: the kind of violation that the mistake
+    has to cause; "" for any. ``matters``: whether the mistake can show in a case. Other cases are skipped to save time.
+    ``case``: returns the case of a seed."""
 
     name: str
     places: Sequence[tuple[Any, str, Mistake]]
@@ -89,7 +90,7 @@ def _inits_twice(real: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Applying, message: Any) -> Any:
         reply = real(self, message)
         if message.inits is not None and reply.status == Status.DUPLICATE and len(message.entries):
-            # As if there were neither a map of initialised numbers nor an identity.
+            # Imitates a server that remembers neither which roots were initialised nor the identity of the report.
             again = Identity(message.identity.high ^ 1, self._state.tick + id(message) % 1_000_003)
             real(self, replace(message, identity=again, inits=None))
         return reply
@@ -180,7 +181,7 @@ def _forgotten_when_sent(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _left_with_those_out(real: Any) -> property:
-    """A batch is also settled on servers that a task went without. Servers that are gone would not answer."""
+    """A batch is also settled on servers that a task left out of its reports, but not on servers that are gone."""
     return property(
         lambda self: [
             member for member in self.members_not_settled if self.out.get(member, WENT_WITHOUT) == WENT_WITHOUT
@@ -204,7 +205,7 @@ def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
 
     def hear(self: PinnedBatch, member: Any, outcomes: Any) -> Any:
         index, its = self.members.index(member), self.votes
-        # If it was the only replica, no root is open.
+        # A batch with one replica has no open roots once that replica is left out.
         if member not in self.out or its._votes._everybody == 1:
             return real(self, member, outcomes)
         rows = numbers_of(its._first, outcomes.root_ids)
@@ -243,7 +244,7 @@ def _first_word_wins(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weakest_wins(real: Any) -> Any:
-    """A root ends with the weakest report: with a no, although another replica said ACKED."""
+    """The weakest report decides: a root is not ACKED although another replica said ACKED."""
     endings = real.copy()
     for said in range(1, 256):
         endings[said] = real[said & -said]
@@ -251,12 +252,12 @@ def _weakest_wins(real: Any) -> Any:
 
 
 def _no_loss(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch ignores that a server has another registration than the one it was opened under."""
+    """A batch ignores that a server has registered its source anew since the batch was opened."""
     return lambda self, member, generation: False
 
 
 def _old_hello(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Clients ignore another generation in a greeting."""
+    """Clients ignore a changed generation in a ``HelloReply``."""
 
     def gone(self: Cluster, member: Any, **options: Any) -> str:
         why: str = real(self, member, **options)
@@ -285,7 +286,7 @@ def _any_view(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_epochs(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A server that is not in the known view is gone, even if the view is old."""
+    """A server that is not in the known view is considered gone, even if the view is old."""
 
     def gone(self: Cluster, member: Any, **options: Any) -> str:
         if self._listed is None:
@@ -301,12 +302,12 @@ def _no_epochs(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _all_is_news(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A greeting or view counts against a member even if it is older than the first news of the member."""
+    """The first ``HelloReply`` or view that speaks against a member counts, though it may be older than the member."""
     return lambda self, member, said: True
 
 
 def _no_ensembles(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The epochs of an ensemble that has lost its data count as older."""
+    """The epochs of a ZooKeeper ensemble that has lost its data count as older."""
     return lambda ensemble, number: number
 
 
@@ -344,7 +345,7 @@ def _all_silence(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _left_anyhow(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A process leaves out a silent replica of a joined source, though the source has not."""
+    """A process that joined a source leaves out a silent replica that the source itself has not left out."""
     return lambda self, member: None
 
 
@@ -374,7 +375,7 @@ def _new_generation(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _silence_is_enough(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A silent server is gone, even if a registry lists it."""
+    """A silent server is considered gone, even if a registry lists it."""
 
     def gone(self: Cluster, member: Any, **options: Any) -> str:
         why: str = real(self, member, **options)

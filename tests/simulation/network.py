@@ -1,8 +1,8 @@
 """Network: the links between clients and servers. It loses, delays, duplicates and reorders messages, and cuts links.
 
-A request and its answer travel separately, each with a random delay. A late one arrives even if its caller has given
-up. At most :data:`FAULTS_MAX` calls over a link fail by chance within the time of a budget. Only cuts and stopped
-servers use up a whole one, so whether a failure is justified does not depend on chance.
+A request and its answer travel separately, each with a random delay. A late message arrives even if its caller has
+given up. Within the time of one retry budget, at most :data:`FAULTS_MAX` calls over a link fail by chance. Only cuts
+and stopped servers use up a whole budget, so chance does not decide whether a failure is justified.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _HARMLESS = {"request doubled", "request doubled late"}
 
 
 class Link:
-    """The link from a client's process to a server. ``cuts``: (from, until) in which nothing passes. ``deaf``: (from,
-    until) in which no answer passes."""
+    """The link from a client's process to a server. ``cuts``: intervals (from, until) in which nothing passes.
+    ``deaf``: intervals in which no answer passes."""
 
     def __init__(self, client: str, server: Server) -> None:
         self.client = client
@@ -72,8 +72,8 @@ class Link:
 
 
 class Network:
-    """``rates``: the probability of each of FAULTS in a call, 0 to 1. ``quiet_s``: at most FAULTS_MAX harmful faults
-    hit a link in this time."""
+    """All links. ``rates``: the probability of each of FAULTS in a call, 0 to 1. ``quiet_s``: at most FAULTS_MAX
+    harmful faults hit a link in this time."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Network:
         return link
 
     def cut(self, client: str | None, server: Server | None, until: float, *, is_half: bool = False) -> None:
-        """Cut the link between two processes, or (None) all links of one, from now on. ``is_half``: only answers are
-        lost."""
+        """Cut the link between a client and a server from now until ``until``. None stands for all clients or all
+        servers. ``is_half``: only answers are lost."""
         for link in self._links.values():
             if client in (None, link.client) and server in (None, link.server):
                 (link.deaf if is_half else link.cuts).append((self._scheduler.now, until))
@@ -189,7 +189,7 @@ class _Call:
             scheduler.after(network.latency_s(), lambda: self._fail(Unavailable("the connection broke")))
             return
         if link.server.state is State.DOWN:
-            # The machine refuses the connection, even if the request would have been late.
+            # The connection is refused at once, even if the request was drawn to be late.
             refused = Unavailable(f"{link.server.name} refused the connection")
             scheduler.after(network.latency_s(), lambda: self._fail(refused))
             return
@@ -215,7 +215,7 @@ class _Call:
         link.server.receive(self._method, request, self._answer if first else lambda reply, error: None)
 
     def _answer(self, reply: Any, error: Exception | None) -> None:
-        """Send the answer of the server back, or a broken connection."""
+        """Send the server's reply, or the error of its connection, back to the client."""
         network = self._network
         late_s = network.late_s() if self._fault == "reply late" else 0.0
         is_lost = self._fault == "reply lost" and error is None

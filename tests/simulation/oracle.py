@@ -1,27 +1,27 @@
 """Oracle: records what really happened, and decides which outcomes of each record are allowed.
 
-Shares no code with the acker. Rows have numbers here, and *keys* that name their parents and operator. Attempts that do
-the same make rows with the same keys. If they differ, the keys of all later rows differ too.
+Shares no code with the acker. Each row has a number, and a *key* made of its parents and its operator. Attempts with
+the same results make rows with the same keys. If two attempts differ, the keys of all later rows differ too.
 
-Promise 1. ACKED of an emission needs one whole derivation that was written: each sink of the batch has a committed
-write, and all attempts behind these writes have reported to the end. In them, its row and every row made from it was
-consumed, down to rows in the writes.
+Promise 1. An emission is ACKED only if one whole derivation of it was written. Each sink of the batch has a committed
+write, and all attempts behind these writes have sent all their reports. These attempts have consumed the row of the
+emission and every row derived from it, down to the written rows.
 
-Promise 2. Each emission has one outcome, each record is done once.
+Promise 2. Each emission has one outcome, and each record is done once.
 
-Promise 3. Whatever was not ACKED had a reason. This is the table:
+Promise 3. Each emission that was not ACKED had a reason. So had failed tasks and expired leases:
 
     outcome               is justified if
     FAILED, by the user   an attempt at the batch's work raised on a row of the record (also one of its group)
     FAILED, unfinished    two attempts of the batch differed: the same row came with others, or became something else
     LOST                  the batch was abandoned: its job failed, or its commit was refused
     any but TIMED_OUT     every replica of the record's slot was in trouble, see ``troubles``
-    a task fails          it was drawn; or a server that it reports to was in trouble, or out of reach for a third of
-                          the budget; or its batch was over
-    a lease runs out      something stood between driver and server for a tenth of it, or two calls went wrong
+    a task fails          the case drew the failure; or a server that the task reports to was in trouble, or out of
+                          reach for a third of the budget; or its batch was over
+    a lease runs out      driver and server were cut off for a tenth of the lease, or two of their calls failed
 
-TIMED_OUT is never justified, as no batch here has a timeout. Only ACKED is justified if a replica has said ACKED, no
-task went without this replica, and it has neither lost its state nor left the view since.
+TIMED_OUT is never justified, as no batch here has a timeout. Only ACKED is justified once a replica has said ACKED.
+This rule does not hold for a replica that a task left out, or that has since lost its state or left the view.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class BatchFacts:
     is_over: bool = False
     # Servers that a task has left out of its reports.
     left_out: frozenset[int] = frozenset()
-    # (operator, key of a row) -> hash of its rows and their results, in the first attempt to report it.
+    # (operator, key of a row) -> hash of all rows that the operator consumed with it, and of their results, in the
+    # first attempt that reported the row.
     signatures: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
@@ -105,7 +106,6 @@ class Oracle:
     # -- rows, as attempts make them
 
     def begin(self, attempt: int, batch: int) -> None:
-        """Record the start of an attempt at a task."""
         self._attempts[attempt] = AttemptFacts(attempt, batch)
 
     def read(self, roots: Iterable[int]) -> list[int]:
@@ -129,7 +129,7 @@ class Oracle:
         return made
 
     def branched(self, attempt: int, op: str, rows: Sequence[int], copies: int, index: int) -> list[int]:
-        """Record that each row got this many copies. Returns the rows of the ``index``-th."""
+        """Record that each row got this many copies. Returns the rows of copy ``index``."""
         made: list[int] = []
         done: list[tuple[int, Becoming]] = []
         for row in rows:
@@ -143,7 +143,8 @@ class Oracle:
     def grouped(
         self, attempt: int, op: str, rows: Sequence[int], children: Sequence[tuple[int, Sequence[int]]] | None
     ) -> list[int]:
-        """Record the children of a group: each a value, and the rows that it is made of. None: all rows failed."""
+        """Record the children of a group: (value, indexes in ``rows`` of its parents). None: all rows failed. Returns
+        the children's rows."""
         parents = [self._row_keys[row] for row in rows]
         became: dict[int, list[int]] = {parent: [] for parent in parents}
         made: list[int] = []
@@ -181,7 +182,7 @@ class Oracle:
         self._attempts[attempt].is_reported = True
 
     def committed(self, batch: int, sink: int, attempts: Iterable[int]) -> None:
-        """Record a committed write of a sink, by its index. ``attempts``: all that it comes from, of all its stages."""
+        """Record a committed write of the sink with this index. ``attempts``: all that it comes from, of all stages."""
         self.batches[batch].committed.add(sink)
         for attempt in attempts:
             facts = self._attempts[attempt]
@@ -215,12 +216,12 @@ class Oracle:
         return self._batch_of.get(root, 0)
 
     def answered(self, root: int, verdict: Verdict, server: str) -> None:
-        """Check what a server reports of a root, to any client."""
+        """Check an outcome that a server reports to any client. It has to be true."""
         if verdict == Verdict.ACKED:
             self._check_whole(root, server)
 
     def said(self, server: int, root: int, verdict: Verdict) -> None:
-        """Record what a server reports of a root, true or not."""
+        """Record an outcome that a server reports, true or not."""
         if verdict == Verdict.ACKED:
             self._acked_by.setdefault(root, set()).add(server)
 
@@ -253,7 +254,6 @@ class Oracle:
             )
 
     def died(self, record: int) -> None:
-        """Record that a record is in the dead letters."""
         self._finish(record, "in the dead letters")
 
     def check_end(self) -> None:
@@ -293,7 +293,7 @@ class Oracle:
             )
 
     def _is_whole(self, key: int, known: dict[int, bool]) -> bool:
-        """Whether a row, and all that was made of it, was processed to the end in at least one way."""
+        """Whether a row and every row made of it were processed to the end in at least one way."""
         if key in self._whole:
             return True
         if key not in known:
@@ -339,7 +339,7 @@ class Oracle:
 
 
 def _joined(consumed: list[tuple[str, list[tuple[int, Becoming]]]]) -> list[tuple[str, list[tuple[int, Becoming]]]]:
-    """Return what an attempt consumed, by operator: joins batches and groups of rows."""
+    """Merge what an attempt consumed into one list of rows for each operator."""
     together: dict[str, list[tuple[int, Becoming]]] = {}
     for op, done in consumed:
         together.setdefault(op, []).extend(done)

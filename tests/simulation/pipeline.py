@@ -1,7 +1,7 @@
-"""Pipeline: what a drawn program does to rows, and how its operators run as steps of real chains.
+"""Pipeline: a randomly drawn program, and its operators as steps of the client's real chains.
 
-The lowest bits of a value hold the condition of its record. The result of an operator depends only on the value, unless
-an attempt is drawn to have other results.
+``value % CLASSES`` says whether the record fails, breaks its task, or is unreadable. The result of an operator depends
+only on the value, unless an attempt is drawn to have other results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_ROW = -1
 
 @dataclass(frozen=True)
 class Op:
-    """One operator. ``fails``: records that have to fail do so here. ``index``: the copy that a branch keeps."""
+    """One operator. ``fails``: records that have to fail do so at this one. ``index``: the copy that a branch keeps."""
 
     name: str
     kind: str
@@ -49,7 +49,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Stage:
-    """The work of one task: ``ops`` over the rows of the stages ``inputs``, or of the source if there are none.
+    """One stage: its tasks run ``ops`` over the rows of the stages ``inputs``, or of the source if there are none.
 
     ``by_key``: rows are distributed by key, else by value.
     """
@@ -62,7 +62,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """``jobs``: for each sink its stages, each after its inputs. The last one ends in the sink."""
+    """``jobs``: the stages of each sink. A stage comes after its inputs, and the last one ends in the sink."""
 
     jobs: tuple[tuple[Stage, ...], ...]
 
@@ -103,7 +103,7 @@ def drawn(dice: random.Random, steps: int, width: int, *, digests: bool) -> Pipe
         last = Stage((sink[0],), (len(legs[0]) - 1, len(stages) - 1), dice.randint(1, width))
         jobs: tuple[tuple[Stage, ...], ...] = ((*stages, last),)
     else:
-        # The trunk is the same in each job, so it is drawn once.
+        # Each job is drawn from the same seed, so that the trunk has the same stages in each.
         at = dice.getrandbits(32)
         jobs = tuple(tuple(_stages([*trunk, *tail], random.Random(at), width)) for tail in tails)
     return _failing(Pipeline(jobs), dice)
@@ -137,15 +137,15 @@ LIKE = 60 * CLASSES
 
 
 class Broken(Exception):
-    """Spark cannot evaluate a row: the task fails, every time."""
+    """Raised for a row that Spark cannot evaluate, so the task fails every time."""
 
 
 class Bad(Exception):
-    """The user's function raises on a row."""
+    """Raised by the user's function for a row."""
 
 
 class Account(Protocol):
-    """Records for the oracle what an attempt does, and tells the attempt where to differ."""
+    """Records for the oracle what an attempt does, and decides where the attempt differs from others."""
 
     def differs(self, what: str) -> bool: ...
     def choose(self, count: int) -> int: ...
@@ -156,14 +156,13 @@ class Account(Protocol):
 
 
 def mixed(value: int, salt: int, ordinal: int = 0) -> int:
-    """Return another value of the same record, with the same lowest bits."""
+    """Return another value with the same ``value % CLASSES``."""
     return ((value // CLASSES * 7919 + salt * 104_729 + ordinal * 15_485_863 + 1) % 1_000_003) * CLASSES + (
         value % CLASSES
     )
 
 
 def key_of(value: int) -> int:
-    """Return the grouping key of a value."""
     return value // CLASSES % 3
 
 
@@ -232,7 +231,7 @@ class RowByRow:
 
 @dataclass(frozen=True, slots=True)
 class Branched:
-    """One copy of each row, of two."""
+    """A branch into two copies of each row, of which it keeps one."""
 
     op: Op
     account: Account

@@ -27,7 +27,7 @@ from tests.simulation.trees import Tree, Trees, Update
 
 T = TypeVar("T")
 
-# How often one record is emitted.
+# Most emissions of one record.
 TRIES_MAX = 3
 DEPTH_MAX = 3
 # Pause of a program before it retries.
@@ -123,7 +123,6 @@ class Program:
         return True
 
     def is_due(self) -> bool:
-        """Whether this program should flush now."""
         every = self.plan.flush_every
         return bool(self._since_flush) and (self._since_flush >= every or self.dice.random() < self.plan.flush_share)
 
@@ -183,7 +182,7 @@ class PlainSource(Program):
                 return
 
     def _emit_and_watch(self) -> None:
-        """The loop of the documents: emit, flush, watch."""
+        """Emit, flush and watch in one loop, as the documents show it."""
         while not self.is_done:
             if self._todo and self.dice.random() < 0.8:
                 self._emit()
@@ -231,7 +230,7 @@ class PlainSource(Program):
             self.buffered(lambda: self.client.fail(root, "not meant"))
 
     def flush(self) -> bool:
-        # A flush that waits for one server renews the leases at the others.
+        # Counts as watching: a flush that waits for one server renews the leases at the others.
         self.is_watching = True
         has_flushed = super().flush()
         self.is_watching = False
@@ -254,7 +253,7 @@ class PlainSource(Program):
             raise Violation("no outcome", f"{', '.join(map(str, pending))}: emitted, and never answered")
 
     def _unwatched_s(self, since: float) -> float:
-        """Return for how long since then this source did not watch: a flush brings no outcomes."""
+        """Return how many seconds since then this source did not watch. A flush brings no outcomes."""
         return sum(max(0.0, end - max(start, since)) for start, end in self._unwatched)
 
     def _hear(self, tree: Tree) -> None:
@@ -266,8 +265,8 @@ class PlainSource(Program):
 
 
 class Worker(Program):
-    """A program that takes records, joins their sources, and acks or fails the records. ``lives``: how often it was
-    started."""
+    """A program that takes records, joins their sources, and acks or fails the records. ``life``: 1 for the first
+    process, one more for each that replaces it."""
 
     def __init__(self, world: World, number: int, mail: GreenQueue, life: int = 1) -> None:
         super().__init__(world, f"worker {number}", mail)
@@ -317,7 +316,7 @@ class Worker(Program):
         edge = message.edge if has_edge else 0
         self.buffered(lambda: self.client.fail(message.root, "bad record", edge=edge))
         if not has_edge:
-            # After the flush, so that the failure is known before the record goes on.
+            # Sent after the flush, so that the failure is known before another program takes the record.
             passed_on = Message(message.session, message.root, message.edge, message.depth, has_failed=True)
             self.send_on(passed_on, late=True)
 
@@ -352,7 +351,6 @@ class Plain:
         self.workers = {number: Worker(world, number, self._mail) for number in range(1, plan.workers + 1)}
 
     def start(self) -> None:
-        """Start all programs."""
         for worker in self.workers.values():
             self._world.scheduler.spawn(worker.name, "", worker.run)
         for source in self.sources:

@@ -1,9 +1,9 @@
 """Registry: ZooKeeper as plain data, and each server's place in it, like ``zookeeper.registry`` but without kazoo.
 
 Uses the real ``core.members``. A server that is paused or cut off from ZooKeeper loses its session after ``session_s``,
-and returns with a new one. While ZooKeeper itself is away, no session ends and no view changes. When it returns, all
-sessions start their whole time again. It may also return without its data. Then the first server that reconnects starts
-a later incarnation of the ensemble.
+and returns with a new one. While ZooKeeper itself is away, no session ends and no view changes. When it returns, the
+timeouts of all sessions start anew. ZooKeeper may also return without its data. Then the first server that reconnects
+starts a later incarnation of the ensemble.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from acker_service.core.members import Away, Registered, Seen
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.transcript import Transcript
 
-# Mean delay from a change to the watching servers.
+# Mean delay until the watching servers learn of a change.
 LATENCY_S = 0.02
 # Retry interval of a server that cannot register.
 AGAIN_S = 0.5
-# After this time all servers know that the data is lost.
+# After ZooKeeper returns without data, all servers reconnect within this time.
 FRESH_S = 1.5
 EPOCH_MS = 1_700_000_000_000
 
 
 @dataclass
 class Nodes:
-    """The nodes, by id. ``epoch`` rises with each change of ``ids``. ``ensemble``: from `config`; 0 for none."""
+    """The nodes, by server id. ``epoch`` rises with each change of ``ids``. ``ensemble``: the content of the node
+    `config`; 0 if there is none."""
 
     epoch: int = 0
     ensemble: int = 0
@@ -50,7 +51,7 @@ class ZooKeeper:
         self._down_until = 0.0
         self._is_losing_data = False
         self._places: list[Place] = []
-        # Called with the id of a server that disappears from the list unannounced, or is listed again.
+        # Called with the id of a server that disappears from the list unannounced, and of one that is listed again.
         self.on_gone: Callable[[int], None] = lambda _: None
         self.on_listed: Callable[[int], None] = lambda _: None
         # Called with the id of a server that has announced its return.
@@ -148,7 +149,7 @@ class Place:
         return self._seen.epoch
 
     def view(self) -> tuple[int, tuple[ListedMember, ...]]:
-        """Return epoch and members as last seen. A server knows at once that it drains itself."""
+        """Return epoch and members as last seen. If this server drains, it is listed so at once."""
         listed = self._seen.listed(self._zookeeper.now_ms)
         if self._is_draining and self.server is not None:
             own = self.server.member
@@ -186,7 +187,7 @@ class Place:
             return
         zookeeper = self._zookeeper
         if not self._can_be_heard():
-            # The others only notice it when the session ends.
+            # The other servers notice the departure only when the session ends.
             zookeeper.scheduler.after(zookeeper.session_s, lambda: zookeeper.expire(server))
             return
         if away_s is not None:
@@ -206,7 +207,7 @@ class Place:
             zookeeper.scheduler.after(zookeeper.session_s, lambda: zookeeper.expire(server))
 
     def silence(self, until: float) -> None:
-        """Cut the server off from ZooKeeper until then. It may also be paused."""
+        """Cut the server off from ZooKeeper until then. Also called for a server that is paused."""
         zookeeper, server = self._zookeeper, self.server
         self._unheard_until = max(until, self._unheard_until)
         zookeeper.on_silence(self.owner, until - zookeeper.scheduler.now)

@@ -1,4 +1,4 @@
-"""Scheduler: virtual time, and which ready process continues next.
+"""Scheduler: keeps virtual time, and decides which ready process continues next.
 
 Blocking code runs unchanged in greenlets, one at a time, and yields where it would wait. Events of the same time come
 in an order drawn from the seed. Nothing here uses a real clock or the system's randomness.
@@ -27,7 +27,7 @@ class Endless(Exception):
 
 
 class Process:
-    """A thread of one process of the system. ``owner``: that process: 'driver', 'executor 2', 'server 1'."""
+    """A thread of a simulated process. ``owner``: the name of that process, like 'driver' or 'executor 2'."""
 
     __slots__ = ("greenlet", "is_killed", "name", "owner", "turn", "waits_for")
 
@@ -44,7 +44,7 @@ class Process:
 
 
 class Scheduler:
-    """``time_max``, in virtual seconds, and ``events_max``: beyond either, the run is :class:`Endless`."""
+    """Runs events in virtual time. Raises :class:`Endless` beyond ``time_max`` (virtual seconds) or ``events_max``."""
 
     def __init__(self, seed: int, *, time_max: float = 20_000.0, events_max: int = 400_000) -> None:
         self.now = 0.0
@@ -64,18 +64,17 @@ class Scheduler:
         return not self._busy
 
     def clock(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass for the calling process."""
         self.park("time to pass", max(0.0, seconds))
 
     # -- events
 
     def at(self, when: float, action: Action, owner: str = "", *, idles: bool = False) -> None:
-        """Call ``action`` at a time, outside of any process. It waits while its ``owner`` is frozen. ``idles``: no
-        process can be waiting for it."""
+        """Call ``action`` at time ``when``, outside of any process. The call waits while ``owner`` is frozen.
+        ``idles``: no process can be waiting for it."""
         self._numbers += 1
         self._busy += not idles
         heapq.heappush(self._queue, (max(when, self.now), self._draw(), self._numbers, owner, idles, action))
@@ -110,7 +109,7 @@ class Scheduler:
         return self._processes.get(getcurrent())
 
     def spawn(self, owner: str, name: str, call: Callable[[], object]) -> Process:
-        """Start a thread of ``owner``, now or when its turn comes."""
+        """Start a thread of ``owner`` at the current virtual time, when its turn comes."""
         process = Process(owner, name)
 
         def body() -> None:
@@ -127,7 +126,7 @@ class Scheduler:
         return process
 
     def kill(self, owner: str) -> None:
-        """End every thread of ``owner`` where it is. Its ``finally`` blocks run, but make no more calls."""
+        """End every thread of ``owner`` where it is. Its ``finally`` blocks run up to their first wait."""
         for process in [process for process in self._processes.values() if process.owner == owner]:
             self.end(process)
 
@@ -141,7 +140,7 @@ class Scheduler:
         if process.greenlet:
             process.greenlet.throw(GreenletExit)
         else:
-            # It never started, so there is nothing to unwind.
+            # The thread never started, so there is nothing to unwind.
             self._processes.pop(process.greenlet, None)
 
     def freeze(self, owner: str, until: float) -> None:
@@ -203,10 +202,10 @@ class Signal:
             self._scheduler.wake(process, turn)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for it. Return whether it has happened."""
+        """Wait for the event. Return whether it has happened."""
         process = self._scheduler.current
         if not self.is_set and process is not None:
-            # `park` counts a turn further.
+            # `park` increments the turn.
             self._waiting.append((process, process.turn + 1))
             self._scheduler.park(self.what, timeout_s)
         return self.is_set
@@ -219,7 +218,6 @@ class GreenSideBySide:
         self._scheduler = scheduler
 
     def start(self, call: Callable[[], T]) -> Future[T]:
-        """Start a call beside the caller."""
         future: Future[T] = Future()
         caller = self._scheduler.current
 
@@ -228,7 +226,7 @@ class GreenSideBySide:
                 result = call()
             except GreenletExit:
                 raise
-            except BaseException as error:  # noqa: BLE001  # it is the caller's
+            except BaseException as error:  # noqa: BLE001  # the caller gets it
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -29,9 +29,10 @@ from tests.simulation.registry import AGAIN_S, Place
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.transcript import Transcript
 
-# Less than a pause as servers detect it. Real servers tick every 0.05 s, which would be most of the work here.
+# Short enough that servers do not take the time between ticks for a pause. Real servers tick every 0.05 s, which would
+# be most of the work here.
 TICK_S = 0.8
-# Before a call, a server ticks if its last tick is so long ago.
+# Before a call, a server ticks if its last tick is at least this long ago.
 TICK_DUE_S = 0.05
 # How long a stopping server waits for calls under way.
 GRACE_S = 0.2
@@ -64,7 +65,7 @@ class NotedShard(Shard):
 
 class Server:
     """One server, with the same ``id`` over all restarts. ``place``: its registration, if there is a registry.
-    ``limits``: of its shards."""
+    ``limits``: options of its shards."""
 
     def __init__(
         self,
@@ -85,11 +86,11 @@ class Server:
         self.max_message_bytes = 4 << 20
         # Called with (server, reply) for each answer to a watch, before it travels.
         self.on_watched: Callable[[Server, WatchReply], None] = lambda server, reply: None
-        # Called with (server, session) when it has dropped a source whose lease ran out.
+        # Called with (server, session) when the server has dropped a source whose lease ran out.
         self.on_expired: Callable[[Server, int], None] = lambda server, session: None
-        # Called with (server, how it ended) when it ends and its state is lost.
+        # Called with (server, how it ended) when a drained server ends and loses the state of remaining work.
         self.on_left_behind: Callable[[Server, str], None] = lambda server, what: None
-        # Called with its id when it begins to answer, and when it ends.
+        # Called with the server's id when it begins to answer, and when it stops.
         self.on_up: Callable[[int], None] = lambda _: None
         self.on_down: Callable[[int], None] = lambda _: None
         self._scheduler, self._dice, self._transcript, self._limits = scheduler, dice, transcript, limits
@@ -103,13 +104,13 @@ class Server:
         self._is_starting = False
 
     def clock(self) -> float:
-        """The clock of this process. Each process has another zero."""
+        """Return the time of this process's clock. Each process starts from another zero."""
         return self._scheduler.now + self._offset
 
     # -- its lives
 
     def start(self, *, with_state: bool) -> None:
-        """Start a new process, with the state of the last one if there is one and it is wanted."""
+        """Start a new process. ``with_state``: it restores the state that the last one kept, if any."""
         if self.state is not State.DOWN or self._is_starting:
             return
         self.lives += 1
@@ -202,7 +203,7 @@ class Server:
         self.stop(lambda: None, comes_back=False)
 
     def pause(self, until: float) -> None:
-        """Pause (SIGSTOP) until ``until`` (SIGCONT). The server, which is up, answers nothing, and its clock stops."""
+        """Pause (SIGSTOP) until ``until`` (SIGCONT). The server must be up. It answers nothing and does not tick."""
         self._transcript.say(f"{self.name} stands still")
         self.state = State.PAUSED
         self._scheduler.freeze(self.name, until)
@@ -313,7 +314,7 @@ class Server:
     # -- in the end
 
     def age(self, seconds: float) -> None:
-        """Advance the clock at once, after the last call."""
+        """Advance the clock by ``seconds`` three times, with a tick after each. No calls may follow."""
         for _ in range(3):
             self._offset += seconds
             self.shard.tick(self.clock())

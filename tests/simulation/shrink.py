@@ -1,4 +1,4 @@
-"""Shrinking: from a failing case to the smallest that fails in the same way."""
+"""Shrinking: reduces a failing case to the smallest one found that fails in the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIES_MAX = 600
 
 
 def shrunk(result: Result, *, tries_max: int = TRIES_MAX, strict: bool = False) -> Result:
-    """Return the smallest case found that fails with the same kind, and its result."""
+    """Return the result of the smallest case found that fails with the same kind."""
     tries = 0
     while True:
         for smaller in _smaller(result.case):

@@ -53,7 +53,7 @@ class JobFailed(Exception):
 
 @dataclass(eq=False)
 class Executor:
-    """One executor process, or its replacement. ``connect`` makes its client."""
+    """One executor process, or its replacement. ``make_client`` returns a new process's client."""
 
     name: str
     make_client: Callable[[], AckerClient]
@@ -66,7 +66,7 @@ class Executor:
 
 @dataclass(eq=False)
 class Attempt:
-    """One attempt at a task. Also records what its operators do, see ``pipeline``."""
+    """One attempt at a task. It is the ``Account`` of its operators, see ``pipeline``."""
 
     number: int
     job: Job
@@ -121,7 +121,7 @@ class World(Protocol):
         ...
 
     def check_task_error(self, attempt: Attempt, error: Exception, began_at: float) -> None:
-        """Check that a task rightly failed as its reports could not be delivered."""
+        """Check that a task rightly failed because its reports could not be delivered."""
         ...
 
 
@@ -165,15 +165,14 @@ class Spark:
         scheduler.after(max(down_s, NOTICE_S), back)
 
     def lose_files(self, executor: Executor) -> None:
-        """Delete the shuffle files of an executor."""
         self.world.transcript.say(f"{executor.name} loses its shuffle files")
         for job in self.running:
             job.mail.put(partial(job.lost, executor, False))
 
 
 class Job:
-    """One job: ``stages`` over the rows of a ``batch``, in the oracle's numbering. ``shift``: how many more tasks than
-    planned each stage has."""
+    """One job that runs ``stages`` over a batch. ``batch``: the oracle's number of it. ``shift``: how many more tasks
+    than planned each stage with inputs has."""
 
     def __init__(
         self, spark: Spark, batch: int, plan: FramePlan, stages: tuple[Stage, ...], sink: int, shift: int
@@ -185,7 +184,7 @@ class Job:
         self.case = self.world.case
         self.dice = random.Random(f"{self.case.seed} job {self.number}")
         self.is_over = self._is_looking = False
-        # Notes of the finished tasks.
+        # Conflicts and left-out servers of the finished tasks.
         self.conflicts = 0
         self.without = frozenset[int]()
         self.mail = GreenQueue(self.world.scheduler)
@@ -220,7 +219,7 @@ class Job:
         self.world.transcript.say(f"driver: job {self.number} is committed")
 
     def lost(self, executor: Executor, is_dead: bool) -> None:
-        """Note that the output of an executor is gone. If it is dead, so are its attempts."""
+        """Note that the output of an executor is gone. If the executor is dead, its attempts are over, too."""
         for task in (task for tasks in self.tasks for task in tasks):
             if is_dead:
                 for attempt in [attempt for attempt in task.running if attempt.executor is executor]:
@@ -246,7 +245,7 @@ class Job:
         return all(task.done for source in self.stages[stage].inputs for task in self.tasks[source])
 
     def _wanted(self) -> set[int]:
-        """The stages whose output is still needed."""
+        """Return the unfinished stages whose output is needed."""
         wanted = set[int]()
         for at in range(len(self.stages) - 1, -1, -1):
             is_missing = not all(task.done for task in self.tasks[at])
@@ -282,7 +281,7 @@ class Job:
             scheduler.after(later, lambda: self.mail.put(lambda: self._speculate(task, attempt)), "driver")
 
     def _look_again(self) -> None:
-        """Schedule one launch in a second, for all tasks that could not be started. One each would multiply."""
+        """Schedule one launch in a second for all tasks that could not be started. One for each task would multiply."""
 
         def look() -> None:
             self._is_looking = False
@@ -313,7 +312,6 @@ class Job:
         return parts
 
     def _attempt(self, task: Task, attempt: Attempt) -> None:
-        """Run the attempt in the executor."""
         scheduler, fates, dice = self.world.scheduler, attempt.fates, attempt.dice
         scheduler.sleep(0.02 + 0.5 * dice.random() + (40.0 * dice.random() ** 2 if "is slow" in fates else 0.0))
         began_at = scheduler.now
@@ -432,7 +430,7 @@ def _lineage(attempts: list[Attempt]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class ReadEntry:
-    """A real :class:`Reading`, with the numbers of its rows."""
+    """A real :class:`Reading` that adds the oracle's numbers to its rows."""
 
     reading: Reading
     attempt: Attempt

@@ -7,9 +7,9 @@ import pytest
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.world import Result, simulate
 
-# After a code change a seed may no longer show its mistake. Then one of the next seeds shows it.
+# After a code change a seed may no longer show its mistake. So the test also tries this many of the next seeds.
 SEEDS_MORE = 100
-# For each mutant the smallest seed that shows it, within the first 200 cases in which the rule matters.
+# For each mutant the smallest seed that shows it, among the first 200 cases in which the mutant matters.
 KNOWN = {
     "the first vote wins": 13,
     "a negative vote overrides ACKED": 13,

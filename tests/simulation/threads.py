@@ -1,7 +1,7 @@
 """Threads: replaces ``threading``, ``queue`` and ``secrets`` for the code under simulation.
 
-A thread that wants a held lock waits, as with a real lock, and the wait is recorded: a client that holds a lock over a
-call blocks its other threads for as long as the network takes.
+A thread that wants a held lock waits, as with a real lock. Each wait is counted, because a client that holds a lock
+during a call blocks its other threads for as long as the network takes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIXES = ("acker_client.", "acker_service.locked_shard", "acker_service.proces
 
 
 class GreenLock:
-    """``threading.Lock`` for greenlets. ``held_up``: how often a thread had to wait for it."""
+    """``threading.Lock`` for greenlets."""
 
     def __init__(self, scheduler: Scheduler, threads: GreenThreading) -> None:
         self._scheduler = scheduler
@@ -116,7 +116,8 @@ class GreenThread:
 
 
 class GreenThreading:
-    """The names of ``threading`` that the code under simulation uses."""
+    """The names of ``threading`` that the code under simulation uses. ``held_up``: how often a thread had to wait for a
+    lock."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -171,7 +172,7 @@ class GreenQueues:
 
 
 class DrawnSecrets:
-    """The names of ``secrets`` that the code under simulation uses, from the seed."""
+    """The names of ``secrets`` that the code under simulation uses, drawn from the seed."""
 
     def __init__(self, dice: random.Random) -> None:
         self.randbits = dice.getrandbits
@@ -198,7 +199,8 @@ _KNOWN: dict[int, list[tuple[Any, str]]] = {}
 
 
 def _places(loaded: int) -> list[tuple[Any, str]]:
-    """Return (module, name) of each import of one of the three. Searches only after more modules are loaded."""
+    """Return (module, name) of each import of a replaced module. ``loaded``: the number of loaded modules; the search
+    is repeated only when it changes."""
     if loaded not in _KNOWN:
         _KNOWN.clear()
         _KNOWN[loaded] = [

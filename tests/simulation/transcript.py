@@ -23,7 +23,7 @@ from acker_protocol.reports import section_starts
 
 
 class Transcript:
-    """``is_kept``: False keeps nothing, and costs nothing if callers check it first."""
+    """``is_kept``: whether lines are kept. Callers check it before they make a line that costs time."""
 
     def __init__(self, clock: Callable[[], float], *, is_kept: bool) -> None:
         self.is_kept = is_kept
@@ -37,19 +37,16 @@ class Transcript:
             self.lines.append(f"{self._clock():9.3f} s  {line}")
 
     def name_report(self, identity: Any, name: str) -> None:
-        """Name the report of this identity from now on."""
         if self.is_kept:
             self._reports.setdefault(identity, f"{name} [{len(self._reports) + 1}]")
 
     def name_root(self, root: int, name: str) -> None:
-        """Name this root from now on."""
         self._roots[root] = name
 
     def root(self, root: int) -> str:
         return self._roots.get(root, f"root {root:x}")
 
     def request(self, request: Any) -> str:
-        """Describe a request in a few words."""
         match request:
             case Hello():
                 return "Hello"
@@ -69,7 +66,6 @@ class Transcript:
         return type(request).__name__
 
     def reply(self, reply: Any) -> str:
-        """Describe an answer in a few words."""
         match reply:
             case HelloReply():
                 drains = ", draining" if reply.is_draining else ""
@@ -94,7 +90,6 @@ class Transcript:
         return type(reply).__name__
 
     def outcomes(self, outcomes: Outcomes) -> str:
-        """Describe each root with its verdict."""
         return ", ".join(
             f"{self.root(each.root_id)} {each.verdict.name}{f' ({_brief(each.reason)})' if each.reason else ''}"
             for each in outcomes

@@ -3,13 +3,13 @@
 Shares no code with the acker: a tree is the set of its edges that were not acked. Programs record what they do before
 they call the client, and what a flush has delivered after it returned.
 
-Promise 1. ACKED of a root needs that every record of its tree was acked, and that no failure was reported before the
-last record was acked.
+Promise 1. A root is ACKED only if every record of its tree was acked, and no failure was reported before the last of
+them was acked.
 
-Promise 2. Each root that was emitted has exactly one outcome, and soon after its timeout, if its source can reach all
-of its servers.
+Promise 2. Each root that was emitted has exactly one outcome. It comes soon after the root's timeout, if the source can
+reach all servers of the root.
 
-Promise 3. Whatever was not ACKED had a reason. This is the table:
+Promise 3. Each root that was not ACKED had a reason:
 
     outcome               is justified if
     FAILED                some program called ``fail`` on the root
@@ -114,7 +114,6 @@ class Trees:
         self._note(program, Update(tree))
 
     def failed_record(self, program: str, root: int) -> None:
-        """Record that a program fails the root."""
         tree = self._trees[root]
         tree.has_failed = True
         self._note(program, Update(tree, is_fail=True))
@@ -163,8 +162,8 @@ class Trees:
     def ended(
         self, root: int, verdict: Verdict, reason: str, now: float, unwatched_s: Callable[[float], float]
     ) -> Tree:
-        """Check the outcome of a root at its source. ``unwatched_s``: for how long since a time the source did not
-        watch, which makes no outcome late."""
+        """Check the outcome of a root at its source. ``unwatched_s``: returns how long the source did not watch since
+        a given time. That time does not make an outcome late."""
         tree = self._trees.get(root)
         if tree is None:
             raise Violation("unknown root", f"an outcome {verdict.name} of a root that was not emitted")

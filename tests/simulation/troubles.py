@@ -4,18 +4,18 @@ A record need not be ACKED if every replica of its slot was in trouble while its
 
     lost its state     it died, or stopped without its state, or the lease of the source ran out there
     not in the view    its ZooKeeper session expired unannounced (the server was paused, cut off or dead for too long),
-                       and another server that had been in touch with ZooKeeper for a session's time saw that,
+                       and another server, in touch with ZooKeeper for a whole session timeout, saw that;
                        or the server answered no call the whole time
     out of reach       there are other replicas, or the cluster is a plain list of servers, and some client could not
                        reach the server for half of ``replica_wait_s`` or half of ``gone_after_s``. A call that failed
                        by chance counts for the time that it cost, and for a minute after it: the client then waits
                        only briefly for a slow server
 
-Every client waits for a server that has announced in the registry that it will be back. So its absence is no trouble,
-if nothing else went wrong.
+Every client waits for a server that has announced its return in the registry. So the absence of such a server is no
+trouble if nothing else went wrong.
 
 Clients wait for a server that is the only replica and comes back with its state. Its absence excuses a replay only if
-ZooKeeper was away, so that its return was not announced, or if it outlasted the driver's whole budget.
+its return was not announced because ZooKeeper was away, or if the absence outlasted the driver's whole budget.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.simulation.scheduler import Scheduler
 
 # This share of a budget counts as the whole budget. The rest passes while the last failing try ends.
 NEARLY = 0.9
-# How long after the time of a session servers drop a server that they expected.
+# Delay after the session timeout until servers drop a server that they expected.
 DROP_S = 0.1
 # After waiting for a server in vain, a client waits only briefly for it during this time.
 SLOW_S = 60.0
@@ -73,7 +73,6 @@ class Troubles:
         self._stretches.append(Stretch(now, now + for_s, client, server, is_one_call))
 
     def lost(self, server: int, why: str) -> None:
-        """Record that a server has lost its state."""
         self._losses.append((self._scheduler.now, server, why))
 
     def zookeeper_away(self, for_s: float) -> None:
@@ -119,11 +118,11 @@ class Troubles:
         self._gaps.append((self._scheduler.now, server, what))
 
     def unreached_s(self, client: str, servers: Collection[int], since: float) -> float:
-        """Return for how long since then the client could not reach one of ``servers``: the maximum."""
+        """Return for how many seconds since then the client could not reach the least reachable of ``servers``."""
         return max((self._unreached_s(client, server, since) for server in servers), default=0.0)
 
     def absent_s(self, server: int, since: float) -> float:
-        """Return for how long since then a server had not answered at all: it joined late or could not register."""
+        """Return for how many seconds since then a server had never been up: it joined late or could not register."""
         now = self._scheduler.now
         return max(0.0, self._first_up.get(server, now) - since)
 
@@ -147,11 +146,10 @@ class Troubles:
         )
 
     def has_lost(self, server: int, since: float) -> bool:
-        """Whether a server has lost its state since then."""
         return bool(self._noted(self._losses, server, since))
 
     def is_expected(self, server: int) -> bool:
-        """Whether clients wait for a server that has left the list, as no other server has reason to believe it yet."""
+        """Whether a server has left the list, but no other server has reason to believe it yet. Clients then wait."""
         now = self._scheduler.now
         return any(left == server and not self._is_noticed(server, start, now) for start, left in self._unlisted)
 
@@ -163,7 +161,7 @@ class Troubles:
         )
 
     def _was_silent(self, server: int, start: float, end: float) -> bool:
-        """Whether the server answered no call for a session's time before its absence, and since."""
+        """Whether the server answered no call during its absence, and for a session timeout before it."""
         return any(
             each.client is None
             and each.server == server
@@ -203,8 +201,8 @@ class Troubles:
         return ""
 
     def _is_waited_for(self, server: int, since: float) -> bool:
-        """Whether a server was out of reach only during an announced restart that every client could know of: without
-        other trouble, and shorter than a third of a budget."""
+        """Whether a server was out of reach only during an announced restart, for less than a third of a budget. There
+        must have been no other trouble, so that every client could know of the restart."""
         begun = since - SLOW_S
         others = [each for each in self._stretches if each.until >= begun and not each.is_announced]
         own = [each for each in self._stretches if each.until >= begun and each.server == server]

@@ -1,4 +1,4 @@
-"""World: one run of everything, from a case to its result."""
+"""World: runs one simulated case, and returns its result."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from tests.simulation.trees import Tree, Trees, Update
 from tests.simulation.troubles import Troubles
 
 NO_SPARK: Any = None
-# Excuses that should not be needed: each costs the replay of a batch after a server had lost its state. ``strict`` runs
-# accept none of them.
+# Excuses for known gaps, which should not be needed. Each gap costs the replay of a batch after a server has lost its
+# state. ``strict`` runs accept none of them.
 LATE_S = 90.0
 STALE_ANSWER = "known gap: an answer of an older life came late"
 LATE_NEWS = "known gap: a batch was opened before the driver heard what the server had lost"
@@ -144,9 +144,9 @@ class World:
         self.plain: Plain | None = None
         self.is_over = False
         self._pins: dict[int, Pin] = {}
-        # By server, the registrations that the driver has heard of, oldest first.
+        # By server, the generations that the driver has heard of, oldest first.
         self._generations: dict[int, list[int]] = {}
-        # When a server has answered greetings of a client, by client name and server id.
+        # When a server has answered Hello calls of a client, by client name and server id.
         self._greetings: dict[tuple[str, int], list[float]] = {}
         self._session = 0
         self._runs = 0
@@ -158,7 +158,7 @@ class World:
     # -- from beginning to end
 
     def run(self) -> None:
-        """Raises :class:`Violation`, or whatever went wrong with the simulation itself."""
+        """Run the case. Raises :class:`Violation`, or any error of the simulation itself."""
         later = {fault.server for fault in self.case.faults if isinstance(fault, Joins)}
         for server in self.servers.values():
             server.on_watched = self._watched
@@ -238,7 +238,7 @@ class World:
         return BatchFrame(plan)
 
     def _process(self, batch: Batch) -> None:
-        """Run the user's job for each sink, one after another. Repeats one if the case has drawn it."""
+        """Run the job of each sink, one after another. Repeats a job if the case has drawn that."""
         frame: Any = batch.df
         key = self._key(batch.number)
         dice = random.Random(f"{self.case.seed} batch {key}")
@@ -264,7 +264,7 @@ class World:
             frame.unfinished_because = "another attempt gave other rows"
 
     def _key(self, number: int) -> int:
-        """Return the oracle's number for a batch of this run of the source, since each run starts with 1 again."""
+        """Return the oracle's number for a batch of this run. The source's own numbers start with 1 in each run."""
         return self._runs * 100_000 + number
 
     # -- processes
@@ -315,7 +315,7 @@ class World:
         self.troubles.lost(server.id, f"{server.name} {why}")
 
     def _excuse(self, batch: BatchFacts, root: int, reason: str) -> str:
-        """Return why a root of a batch need not be ACKED: all of its replicas were in trouble; "" if not all were."""
+        """Return why a root need not be ACKED: all its replicas were in trouble. "" if one was not."""
         replicas = self._replicas_of(batch, root)
         since = batch.opened_at - 1e-6
         is_only = len(replicas) == 1
@@ -328,7 +328,7 @@ class World:
         return GIVEN_UP if reason == "its server is gone" and not self._is_strict else ""
 
     def _late_news(self, server: int, since: float) -> str:
-        """Return the excuse for a loss before the batch was opened, which the driver may not have heard of."""
+        """Return the excuse for a loss of state that the driver may not have heard of before it opened the batch."""
         is_excuse = not self._is_strict and self.troubles.has_lost(server, since - LATE_S)
         return LATE_NEWS if is_excuse else ""
 
@@ -363,7 +363,7 @@ class World:
         known.append(reply.generation)
 
     def _went_wrong(self, link: Link, fault: str) -> None:
-        """Record a call that was lost, by chance or in a cut. It costs a timeout, or the time of the next greeting."""
+        """Record a call that was lost, by chance or in a cut. It costs a timeout, or the time of the next Hello."""
         self.troubles.out_of_reach(self.case.call_timeout_s, link.client, link.server.id, is_one_call=True)
 
     def _gap(self, server: int, what: str) -> None:
@@ -377,7 +377,7 @@ class World:
             self._expired_plain(server, self.plain.source_of(session))
             return
         if session != self._session:
-            # The run is over: its watch came after it was closed, or its driver gave up.
+            # That run is over: its watch arrived after the source was closed, or its driver gave up.
             return
         lease_s = self.case.lease_s
         since = self.scheduler.now - lease_s - 1.0
@@ -386,7 +386,7 @@ class World:
             for batch in self.oracle.batches.values()
             if batch.opened_at < since and not batch.is_over and server.id in self._members_of(batch.number)
         ]
-        # A server that was out of reach may have been left out, and is then no longer watched.
+        # The driver may have left out a server that was out of reach, and does not watch it any more.
         is_watched = any(not self.troubles.excuse(server.id, batch.opened_at, is_only=False) for batch in open_here)
         if is_watched and not self.case.is_rough:
             unreached_s = self.troubles.unreached_s("driver", [server.id], since)
@@ -395,8 +395,9 @@ class World:
         self.lost(server, "dropped the source, whose lease ran out")
 
     def _watched(self, server: Server, reply: WatchReply) -> None:
-        """Check the answer of a server to a watch. It has to be true if the server is the only replica. With others, a
-        server that was left out may know an attempt that was not written, and the client must ignore it."""
+        """Check the answer of a server to a watch. It has to be true if the server is the only replica. If there are
+        others, this one may have been left out. It may then know an attempt that was not written, and the client must
+        ignore it."""
         for outcome in reply.outcomes:
             if self.plain is not None:
                 self.trees.said(server.id, outcome.root_id, outcome.verdict)
@@ -423,7 +424,6 @@ class World:
     # -- what is justified: plain programs
 
     def opened_at(self, session: int, batch: int) -> float:
-        """Return when a batch of a plain source was first requested."""
         return self._asked_at.get((session, batch), self.scheduler.now)
 
     def _excuse_tree(self, tree: Tree) -> str:
@@ -436,8 +436,8 @@ class World:
         return excuses[0] if all(excuses) else ""
 
     def _old_greeting(self, server: int, tree: Tree) -> str:
-        """Return the excuse for a loss between the last greeting and the opening of a batch. A source that is paused
-        while its connection breaks and is made again does not notice it."""
+        """Return the excuse for a loss of state between the last Hello and the opening of a batch. A source does not
+        notice it if it is paused while its connection breaks and is made again."""
         greetings = [at for at in self._greetings.get((tree.source, server), ()) if at <= tree.since]
         is_excuse = not self._is_strict and greetings and self.troubles.has_lost(server, greetings[-1])
         return OLD_GREETING if is_excuse else ""
@@ -446,7 +446,7 @@ class World:
         return self.troubles.is_out(server, tree.since, source=tree.source)
 
     def _expired_plain(self, server: Server, source: Any) -> None:
-        """Record an expired lease. It excuses losses there if the source did not watch, or could not."""
+        """Record an expired lease. It excuses losses at that server if the source did not watch, or could not."""
         if source is None:
             return
         lease_s, now = self.case.lease_s, self.scheduler.now
@@ -462,7 +462,7 @@ class World:
         enough_s = min(self.case.budget_s / 3, (self.scheduler.now - began_at) / 3)
         healthy = self.trees.healthy(updates)
         if isinstance(error, UnknownSource):
-            # One root caused it. Its source is closed, or could not tell every server where its last batch lives.
+            # One root caused the error. Its source is closed, or could not tell each server where its last batch lives.
             healthy = [
                 tree
                 for tree in healthy
@@ -500,7 +500,7 @@ class World:
             return
         members = self._members_of(batch.number)
         is_only = len(members) == 1
-        # A task goes on without a server that came back without its state, unless nothing else is left.
+        # A task goes on without a server that came back without its state, unless that is the only replica.
         excuse = self.troubles.excuse if is_only else self.troubles.hindrance
         if any(excuse(server, batch.opened_at, is_only=is_only) for server in members):
             return
@@ -511,7 +511,7 @@ class World:
     # -- in the end
 
     def _check_memory(self) -> None:
-        """Check that finished work leaves nothing in memory: servers get time to forget it, clients none."""
+        """Check that finished work leaves nothing in memory. Servers get time to forget it, clients do not."""
         for server in self.servers.values():
             if server.state is State.DOWN:
                 continue
@@ -602,5 +602,5 @@ def _small_messages(case: Case) -> Iterator[None]:
 
 
 def of_seed(seed: int, *, strict: bool = False) -> Result:
-    """Return the case of a seed. Defined here because new processes import this module, not ``__main__``."""
+    """Run the case of a seed. Defined here because new processes import this module, not ``__main__``."""
     return simulate(Case.of(seed), strict=strict)

@@ -1,22 +1,22 @@
-"""Conversation: a run of a source over a log in memory, as lines of text, so that a schedule reads as what happened.
+"""Conversation: runs a source over a log in memory, with commands and effects as lines of text.
 
-Commands, one a line (``#`` begins a comment); an indented line below a command is what followed from it:
+Commands, one a line (``#`` begins a comment). Indented lines below a command are its effects:
 
     append a 5                      partition a of the log grows by five records: a0 to a4
-    compact a 3 4                   a3 and a4 go from the log
+    compact a 3 4                   a3 and a4 are removed from the log
     revoke a                        partition a goes to another source, from the next plan on
     start [batch 4] [open 8] [retries 1] [interruptions 2]
                                     a run begins; numbers are options of the source
-    batch                           it is asked for its next batch
+    batch                           the run is asked for its next batch
     work [but a1 *3]                tasks read the batch and ack its rows; a1 and those that end in 3 fail
-    work until a2                   tasks die behind a2: what comes after it was read, and not acked
-    settle [error]                  the batch ends, with an error of the job's where one is named
-    leave                           the loop over the batches was left
-    server lost | away 8s           it restarts without its state; it cannot be reached for so long
+    work until a2                   tasks die after a2: later records were read, but not acked
+    settle [error]                  the batch ends, with this error of the job if one is named
+    leave                           the program leaves the loop over the batches, which ends the run
+    server lost | away 8s           the server restarts without its state, or cannot be reached for 8 s
     wait 5s                         time passes
     stop                            the run ends
 
-Simulated time, a real shard, real stores' ports. The checkpoint and the dead letters stay from one run to the next.
+Time is simulated, and the shard is real. The checkpoint and the dead letters, in memory, outlast a run.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from acker_protocol.messages import Verdict
 from tests.source.executors import NO_SPARK, Cluster, frame_of
 from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters
 
-# What a drawn schedule has: records that always fail, by the end of their number.
+# In a drawn schedule, records whose number ends in this digit always fail.
 ALWAYS_BAD = "3"
 
 
 class Writer(Listener):
-    """Adds a line for each thing that a listener hears."""
+    """Adds a line for each call of a listener."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
@@ -100,11 +100,11 @@ class NotedLetters(MemoryLetters):
 
 @dataclass
 class Conversation:
-    """One log, one server, and one run after the other. ``say`` runs a command and gives the lines of its answer."""
+    """One log, one server, and one run after the other. ``say`` runs a command and returns its effects as lines."""
 
     folder: Path
     log: Log = field(default_factory=Log)
-    # What follows from a command, in the order in which it happens.
+    # Effects of the last command, in order.
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class Conversation:
         self._exits = ExitStack()
 
     def say(self, line: str) -> list[str]:
-        """Run one command, and return its effects."""
+        """Run one command. Return its effects; the first line is the time that passed, if any."""
         command, _, rest = line.partition(" ")
         since = self.cluster.time.clock()
         self.lines.clear()
@@ -225,25 +225,25 @@ class Conversation:
 
 
 def named(emissions: Emissions) -> list[str]:
-    """The records' names, in the order of the emissions."""
+    """Return the names of the records, in the order of the emissions."""
     return [f"{row['partition']}{row['offset']}" for row in emissions.origins().to_pylist()]
 
 
 def names(emissions: Emissions) -> str:
-    """The records' names, in their own order."""
+    """Return the names of the records, sorted by partition and number."""
     return " ".join(sorted(named(emissions), key=by_number))
 
 
 def by_number(line: str) -> tuple[str, int]:
-    """Sort key that puts ``a10 LOST`` after ``a9 LOST``."""
+    """Return a sort key that puts ``a10 LOST`` after ``a9 LOST``."""
     name = line.split(maxsplit=1)[0]
     return name[0], int(name[1:])
 
 
 def schedule(seed: int, turns: int = 25) -> str:
-    """The commands of a random schedule, which ends with a run of as many quiet batches as it takes.
+    """Return the commands of a random schedule. It ends with a run of enough quiet batches to finish all records.
 
-    Records whose number ends in ALWAYS_BAD fail whenever they are worked on; all else is good in the end."""
+    Records whose number ends in ALWAYS_BAD fail each time. All others succeed in the end."""
     dice = random.Random(seed)
     good = f"work but *{ALWAYS_BAD}"
     start = f"start batch {dice.choice((3, 5, 8))} open {dice.choice((8, 20))} retries {dice.choice((0, 1, 2))}"
@@ -270,5 +270,5 @@ def schedule(seed: int, turns: int = 25) -> str:
 
 
 def records_of(line: str) -> list[str]:
-    """The records that a line of an answer names."""
+    """Return the names of the records in a line of effects."""
     return re.findall(r"\b[ab]\d+\b", line)

@@ -1,4 +1,4 @@
-"""Full and forbidden disks, made with the system's own means."""
+"""Full and forbidden disks, made with permissions, resource limits and ``/dev/full``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def forbidden(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """Limit files to ``size`` bytes. A write across the limit is written in part."""
+    """Limit files to ``size`` bytes. A write across the limit is a partial write."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -47,6 +47,6 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def full(path: Path) -> Path:
-    """Put ``path`` on a full device: it opens, but no byte can be written."""
+    """Put ``path`` on a full device and return it. The file opens, but no byte can be written."""
     path.symlink_to("/dev/full")
     return path

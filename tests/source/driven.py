@@ -1,4 +1,4 @@
-"""An input driven as a run drives it, without records, roots or a server."""
+"""Driven: calls an input as a run of a source does, but without roots or a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Driven:
         input_.start(self._committed)
 
     def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
-        """Return the next records that are not done; none at the end."""
+        """Return the numbers of the next records that are not done; an empty array at the end."""
         while True:
             plan = self.input.plan(records_max, tasks)
             records = self.parts.add_parts(plan.parts)
@@ -67,7 +67,7 @@ class Driven:
         self.finish(sorted(number for number in self._open if number < record))
 
     def committed(self) -> dict[str, Committed]:
-        """Return the checkpoint's content, after it was written and read."""
+        """Return the content of the checkpoint as it is after being written as JSON and read back."""
         for partition in self.parts.take_changed():
             done = self.parts.done[partition]
             self.input.advance(partition, done)
@@ -81,14 +81,15 @@ class Driven:
 
 
 def checkpoint(path: Path, *, source: str = "orders", kind: str = "files") -> CheckpointFile:
-    """A checkpoint file, opened."""
+    """Return a new checkpoint store, opened."""
     store = CheckpointFile(path)
     store.open(source, kind)
     return store
 
 
 def read_elsewhere(slices: Sequence[Any]) -> str:
-    """Return another process's text about pickled slices: their rows, and whether it has loaded Spark and gRPC."""
+    """Read pickled slices in another process. Return the text of its row counts, and whether it has loaded Spark and
+    gRPC."""
     program = (
         "import pickle, sys; slices = pickle.load(sys.stdin.buffer);"
         "print([r.columns.num_rows for s in slices for r in s.read()], 'pyspark' in sys.modules, 'grpc' in sys.modules)"
@@ -99,7 +100,7 @@ def read_elsewhere(slices: Sequence[Any]) -> str:
 
 
 def rows_of(slices: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return all rows of slices in which every number exists, in order. Checks that they have the slices' numbers."""
+    """Return all rows of slices in order. Checks that they have all numbers of the slices."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     for piece in slices:

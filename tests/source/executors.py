@@ -1,4 +1,4 @@
-"""Executors in memory: they read, report and ack like Spark's tasks, against a real shard, in simulated time."""
+"""Executors in memory, which read, report and ack like Spark's tasks. The shard is real, and time is simulated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 from acker_protocol.reports import fold, fold_updates
 from acker_testing import LocalServer, SimulatedTime
 
-# A source hands the session on to its environment and asks nothing of it itself; this environment needs none.
+# A source only passes the Spark session to its environment. The environment of these tests needs none.
 NO_SPARK: Any = None
 
 
 @dataclass
 class Record:
-    """The driver's notes about a batch."""
+    """Stands for the evidence of a batch's write."""
 
     error: BaseException | None = None
     unfinished_because: str = ""
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass
 class Frame:
-    """A batch whose read and sink run at once."""
+    """Stands for the frame of a batch. The calls of a test replace its read tasks, operators and sink."""
 
     client: AckerClient
     plan: FramePlan
@@ -70,11 +70,11 @@ class Frame:
         return self
 
     def rows(self, slices: slice = slice(None)) -> list[Row]:
-        """Read slices as read tasks do: send inits and covered numbers, and fail unreadable records."""
+        """Read slices as read tasks do: report inits and covered numbers, and fail unreadable records."""
         return [row for piece in self.plan.slices[slices] for row in self._read(piece)]
 
     def _read(self, piece: Any) -> Iterator[Row]:
-        # A slice that gives nothing is covered all the same.
+        # A slice without records also has to be reported as covered.
         none = np.empty(0, np.uint64)
         covered = np.array([[piece.start, piece.stop]], np.uint64)
         self._report(fold(none, none), InitScope(self.plan.scope.session, self.plan.scope.number, covered))
@@ -144,7 +144,7 @@ class Log(Listener):
 
 
 def frame_of(batch: Batch) -> Frame:
-    """A batch's rows and the work on them; mypy sees Spark's."""
+    """Return the ``Frame`` of a batch. For mypy, ``batch.df`` is Spark's data frame."""
     frame: Any = batch.df
     assert isinstance(frame, Frame)
     return frame
@@ -186,7 +186,7 @@ class Cluster:
         )
 
     def stop_for(self, seconds: float) -> None:
-        """Stop the server for a time; it keeps its state."""
+        """Stop the server for a time. It keeps its state."""
         self.server.stop()
         self._back_s = self.time.clock() + seconds
 
@@ -223,12 +223,12 @@ class Cluster:
 
 
 def save_all(batch: Batch) -> None:
-    """A job that processes every row."""
+    """Process every row, as a job without errors does."""
     frame_of(batch).ack(frame_of(batch).rows())
 
 
 def failing(bad: Callable[[Row], bool], reason: str = "ValueError: bad") -> Callable[[Batch], None]:
-    """A job whose operator raises for some rows."""
+    """Return a job whose operator raises for some rows."""
 
     def process(batch: Batch) -> None:
         rows = frame_of(batch).rows()
@@ -239,7 +239,7 @@ def failing(bad: Callable[[Row], bool], reason: str = "ValueError: bad") -> Call
 
 
 def breaking(bad: Callable[[Row], bool]) -> Callable[[Batch], None]:
-    """A job that Spark cannot finish when some rows are in it."""
+    """Return a job that fails as a whole if its batch has such a row."""
 
     def process(batch: Batch) -> None:
         rows = frame_of(batch).rows()

@@ -1,7 +1,7 @@
-"""A driver in a process of its own, without Spark: it reads a log of files in a group, and writes down what it does.
+"""A member of a group in its own process, without Spark. It reads a log of files, and records its steps in a journal.
 
-``python -m tests.source.group_member SETTINGS``, which is JSON: hosts, group, session_s, assignor, log (a folder with a
-file a partition, of records of 8 bytes that say their position), journal (a file). It ends on SIGTERM.
+Usage: ``python -m tests.source.group_member SETTINGS``. SETTINGS is JSON: hosts, group, session_s, assignor, log (a
+folder with a file for each partition; each record is its position, 8 bytes), journal (a file). It ends on SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from acker_client.source.zookeeper.group import ZooKeeperGroup
 from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 
 BATCH = 25
-# Every seventh record is done one batch later, so that there are holes.
+# Every seventh record is done one batch later, so that the committed ranges have holes.
 LATE = 7
 PAUSE_S = 0.01
 
@@ -63,7 +63,8 @@ class Member:
         if handover.lost:
             self._say("lost", partitions=handover.lost)
         if handover.revoked:
-            # All that was done is committed: before the node goes, as the next one may have it at once then.
+            # Journal this before the release: afterwards the next owner may claim the partition at once. Everything
+            # done is already committed.
             self._say("released", partitions=handover.revoked)
             self._group.release(handover.revoked)
         if handover.assigned:
@@ -76,7 +77,7 @@ class Member:
                 self._say("loaded", partition=each, runs=done.to_runs(), begun_s=begun_s)
 
     def _read(self, partition: str) -> list[int]:
-        """Positions that are done now."""
+        """Read the next records, and return the positions that are done now."""
         start = self._next[partition]
         with open(self._log / partition.replace("/", "-"), "rb") as file:
             file.seek(8 * start)

@@ -1,4 +1,4 @@
-"""A group and the checkpoint that its sources share, in memory."""
+"""A consumer group and the checkpoint that its sources share, in memory."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from acker_client.source.records.assignment import Handover
 
 @dataclass
 class Group:
-    """A group: the assigned (``wanted``) and the present owner (``owners``) of each partition. A removed member
-    (``put_out``) is not asked: others own its partitions at once."""
+    """A consumer group. ``wanted``: the member that each partition is assigned to. ``owners``: its present owner. A
+    member removed by ``put_out`` loses its partitions at once."""
 
     wanted: dict[str, str | None] = field(default_factory=dict)
     owners: dict[str, str | None] = field(default_factory=dict)
     saved: dict[str, Committed] = field(default_factory=dict)
-    # What was done, in order: "a: x joins", "a: committed p".
+    # Steps of the members, in order, like "x joins" and "x releases a".
     notes: list[str] = field(default_factory=list)
     _lost: dict[str, set[str]] = field(default_factory=dict)
 
     def give(self, partition: str, member: str | None) -> None:
-        """Assign it to this member from the next rebalance on."""
+        """Assign a partition to a member (None: to no member) from the next rebalance on."""
         self.wanted[partition] = member
 
     def put_out(self, member: str) -> None:
-        """End its session; the member may not know yet."""
+        """End the session of a member, which may not know it yet."""
         for partition, owner in self.owners.items():
             if owner == member:
                 self.take_away(partition)
 
     def take_away(self, partition: str) -> None:
-        """Take it from its owner, which may not know yet."""
+        """Take a partition from its owner, which may not know it yet."""
         self._lost.setdefault(self.owners[partition] or "", set()).add(partition)
         self.owners[partition] = None
 
@@ -44,7 +44,7 @@ class Group:
     def handover_to(self, member: str) -> Handover:
         lost = sorted(self._lost.pop(member, set()))
         revoked = [name for name, owner in self.owners.items() if owner == member and self.wanted.get(name) != member]
-        # What it has just lost it may get back: it hears of that next time.
+        # A member can get back a partition that it has just lost only in its next poll.
         assigned = [
             name
             for name, wanted in self.wanted.items()
@@ -85,7 +85,7 @@ class Membership:
 
 @dataclass
 class SharedCheckpoint:
-    """A ``SharedCheckpointStore`` of one member: it does not write partitions of others."""
+    """A ``SharedCheckpointStore`` of one member. It does not write partitions that others own."""
 
     group: Group
     member: str

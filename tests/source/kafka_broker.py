@@ -1,8 +1,8 @@
 """Kafka for tests: librdkafka's mock cluster in a process of its own, which ends with this one.
 
 ``python -m tests.source.kafka_broker BROKERS`` owns the cluster, prints its address, and serves until its standard
-input ends. The cluster makes a topic, of four partitions, when a producer asks for it. It has no compaction, no
-permissions and no retention by time, and can neither make nor delete topics when it is told to.
+input ends. The cluster creates a topic, with four partitions, when a producer asks for its metadata. It has no
+compaction, no permissions and no retention by time. It does not support requests to create or delete topics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class MockKafka:
-    """A mock cluster. ``servers``: its address; ``process``: where it lives, to be stopped and continued."""
+    """A mock cluster. ``servers``: its addresses; ``process``: the process that runs it."""
 
     def __init__(self, brokers: int = 2) -> None:
         command = [sys.executable, "-m", "tests.source.kafka_broker", str(brokers)]
@@ -45,14 +45,14 @@ class MockKafka:
         self.process.wait(timeout=10)
 
     def pause(self) -> None:
-        """Stop it at any point of its work. Returns when all of its threads have stopped."""
+        """Stop the process at any point of its work. Returns when all of its threads have stopped."""
         standstill.stop_child(self.process)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
     def new_topic(self, *counts: int, prefix: str = "topic") -> str:
-        """A topic of its own for a test, with so many records in each partition: ``0.0``, ``0.1`` and so on."""
+        """Return a new topic. ``counts``: the number of records in each partition: ``0.0``, ``0.1`` and so on."""
         self._topics += 1
         topic = f"{prefix}-{self._topics}"
         self.create(topic)
@@ -85,7 +85,7 @@ class MockKafka:
         return {each.partition: (each.offset, each.metadata or "") for each in answered if each.offset >= 0}
 
     def commit(self, group: str, topic: str, offsets: Iterable[tuple[int, int]], metadata: str = "") -> None:
-        """Commit as another program does."""
+        """Commit offsets as another program would."""
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": group})
         made = [TopicPartition(topic, partition, offset, metadata) for partition, offset in offsets]
         consumer.commit(offsets=made, asynchronous=False)

@@ -1,8 +1,8 @@
-"""A driver to be killed: ``python -m tests.source.kafka_driver SERVERS TOPIC FOLDER CHECKPOINT BATCH_RECORDS``.
+"""A driver that a test kills: ``python -m tests.source.kafka_driver SERVERS TOPIC FOLDER CHECKPOINT BATCH_RECORDS``.
 
-Runs a source over a topic to its end, with server and executors in memory, and writes into FOLDER what was emitted and
-what had its outcome, as it happens: a partition and an offset a line, in files that outlast it. Records are done in any
-order, and many fail at first. Prints a line for whatever happens, so that somebody may kill it there.
+Runs a source over a topic to its end, with server and executors in memory. Writes each record that is emitted, or has
+its outcome, to files in FOLDER at once: a partition and an offset a line. Records are done in any order, and many fail
+at first. Prints a line at each step, so that the test can kill the driver there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.source.executors import NO_SPARK, Cluster, frame_of
 
 
 class Journal(Listener):
-    """Notes records in files."""
+    """Writes the records of each callback to files."""
 
     def __init__(self, folder: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._files = {name: os.open(folder / name, flags) for name in ("emitted", "ended")}
 
     def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
-        # A replay within a run is no record that is emitted again after a crash.
+        # The test is about records that are emitted again after a crash, not about replays within a run.
         if not is_replay:
             self._note("emitted", emitted)
 

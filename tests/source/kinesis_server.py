@@ -1,11 +1,15 @@
-"""A Kinesis on loopback: moto's server as a process of its own, mended where it is known to differ from AWS.
+"""Kinesis on loopback: moto's server in its own process, patched where it is known to differ from AWS.
 
-moto 5.2 moves what a parent holds to its children when it is split, copies it when shards are merged, goes on writing
-to closed shards, counts sequence numbers from 1, and gives an iterator behind the end of a closed shard. AWS leaves the
-parents' records where they are, writes to open shards, has 56 digits with gaps, and gives no iterator there; with
-``mended=False`` the last two stay as moto has them, as sources are to get along with those. ``fail`` makes calls fail
-on the wire, as moto throttles nobody and lets no iterator expire. Run as a program it is the server: its first line
-says where it listens, and it ends when its input does, so with its parent at the latest.
+Differences between moto 5.2 and AWS:
+
+- moto moves a parent's records to its children in a split, and copies them in a merge. AWS leaves them in the parent.
+- moto still writes to closed shards. AWS writes only to open ones.
+- moto counts sequence numbers from 1. Those of AWS have 56 digits, with gaps.
+- moto returns an iterator after the end of a closed shard. AWS returns none.
+
+With ``mended=False`` the last two are not patched, as sources have to work with either. ``fail`` makes calls fail over
+HTTP, because moto neither throttles nor lets iterators expire. Run as a program, this module is the server. Its first
+line is its URL. It ends when its standard input ends, so at the latest with its parent process.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "eu-central-1"
-# What a client has to be given so that it looks for nothing on this machine or its network.
+# Keeps a client from looking for credentials and settings on this machine or its network.
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",
@@ -36,7 +40,7 @@ START = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_8
 
 
 class KinesisServer:
-    """The server, and a client of it for the test itself. A context manager."""
+    """Context manager for the server's process, with a client for the test itself."""
 
     def __init__(self, *, mended: bool = True) -> None:
         self._mended = mended
@@ -56,7 +60,7 @@ class KinesisServer:
         self._process.communicate("")
 
     def session(self) -> Any:
-        """A ``boto3.Session`` with credentials, so that it looks for none."""
+        """Return a ``boto3.Session`` with credentials, so that it looks for none."""
         import boto3
 
         return boto3.Session("testing", "testing", region_name=REGION)
@@ -65,7 +69,7 @@ class KinesisServer:
         self.client.create_stream(StreamName=stream, ShardCount=shards)
 
     def put(self, stream: str, records: Iterable[str], shard: int | None = None) -> None:
-        """Put records; each is its own key, or all go to one shard."""
+        """Put records, each with itself as its key. ``shard``: put all of them into this shard."""
         of = {} if shard is None else {"ExplicitHashKey": self._hash_key(stream, shard)}
         waiting = [{"Data": each.encode(), "PartitionKey": each, **of} for each in records]
         for first in range(0, len(waiting), 500):
@@ -80,7 +84,8 @@ class KinesisServer:
         self.client.merge_shards(StreamName=stream, ShardToMerge=_named(first), AdjacentShardToMerge=_named(second))
 
     def fail(self, operation: str, *codes: str) -> None:
-        """Let the next calls of an operation end in these errors, one each: "503" and the like say no more."""
+        """Let the next calls of an operation fail, each with one of ``codes``. A code like "503" is an HTTP status with
+        an empty body."""
         body = json.dumps({"operation": operation, "codes": codes}).encode()
         urllib.request.urlopen(urllib.request.Request(f"{self.url}/faults", body)).read()
 
@@ -102,7 +107,7 @@ def _named(shard: int) -> str:
 
 
 class Faults:
-    """Answers in place of moto, if told to."""
+    """Passes calls to moto, or answers them with the errors that ``/faults`` was told."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -126,7 +131,7 @@ class Faults:
 
 
 def mend(models: Any, *, also_the_end: bool) -> None:
-    """Make moto's streams behave as AWS documents it."""
+    """Make moto's streams behave as AWS documents it. ``also_the_end``: also sequence numbers and ends of shards."""
 
     def shard_for(stream: Any, partition_key: str, explicit_hash_key: str) -> Any:
         key = (

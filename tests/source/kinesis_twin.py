@@ -1,7 +1,8 @@
-"""A stream in memory that behaves as AWS documents it, with what goes wrong there, and by a clock that tests move.
+"""A Kinesis stream in memory that behaves and fails as AWS documents it, on a simulated clock.
 
-What moto lacks is here: 56 digits with gaps, no iterator at the end of a closed shard, five reads a second and shard,
-iterators that expire after five minutes, records that age out. ``like_moto``: an iterator after the end all the same.
+Unlike moto it has sequence numbers of 56 digits with gaps, no iterator at the end of a closed shard, at most five reads
+of a shard a second, iterators that expire after five minutes, and records that age out. ``like_moto``: it returns an
+iterator after the end of a closed shard.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ class TwinShard:
     parents: tuple[str, ...] = ()
     is_closed: bool = False
     records: list[Written] = field(default_factory=list)
-    # So many of the oldest have aged out.
+    # How many of the oldest records have aged out.
     aged: int = 0
 
 
 class TwinKinesis:
-    """A stream. ``faults[method]``: what the next calls of a method raise; ``reads``: (shard, time) of each read,
-    which takes ``read_s``."""
+    """A stream. ``faults[method]``: errors that the next calls of a method raise. ``reads``: (shard, time) of each
+    read. ``read_s``: how long a read takes."""
 
     def __init__(self, time: SimulatedTime, shards: int = 2, *, like_moto: bool = False) -> None:
         self.time = time
@@ -58,7 +59,7 @@ class TwinKinesis:
         self.faults: dict[str, deque[Exception]] = {}
         self.reads: list[tuple[str, float]] = []
         self.read_s = 0.0
-        # An answer has so many records at most, and says in whole seconds how far it is behind.
+        # If not None, the most records in an answer. The answer then also says in whole seconds how far it is behind.
         self.answer_max: int | None = None
         self._written = 0
 

@@ -1,4 +1,4 @@
-"""A log in memory as an input: partitions that grow, are compacted, come and go, as Kafka's are."""
+"""A log in memory as an input. Like Kafka's, its partitions grow, are compacted, and are assigned and revoked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LogPart:
 
 @dataclass(frozen=True)
 class LogSlice:
-    """Reads the log's present content, which may be less than was planned."""
+    """Reads the planned records that are still in the log. Compaction may have removed others since."""
 
     start: int
     stop: int
@@ -45,7 +45,7 @@ class Log:
     is_ended: bool = True
     revoked: list[str] = field(default_factory=list)
     asked: int = 0
-    # A position is never used twice, also where the last record was compacted away.
+    # A position is never used twice, even if compaction removed the last record.
     _ends: dict[str, int] = field(default_factory=dict)
 
     def append(self, partition: str, count: int) -> None:
@@ -63,7 +63,7 @@ class Log:
 
 
 class LogInput:
-    """The log as an input, a ``SharedInput`` and a ``PausableInput``. ``kind``: of the checkpoint."""
+    """The log as an input, which is a ``SharedInput`` and a ``PausableInput``."""
 
     kind = "log"
 
@@ -125,7 +125,7 @@ class LogInput:
         ]
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """A log keeps itself."""
+        """Do nothing: the log keeps its records."""
 
     def mark(self, partition: str, done: Ranges) -> Mapping[str, Any]:
         return {"log": "test"}

@@ -61,7 +61,7 @@ class MemoryZooKeeper:
 
 class MemorySession:
     """A ``ZnodeSession``. ``lose_answer``: the next transaction is applied, but its answer is lost.
-    ``before_transact``: called once, after a transaction was made and before it arrives."""
+    ``before_transact``: called once, before the next transaction reaches ZooKeeper."""
 
     session_s = 0.4
     place = "memory"
@@ -96,7 +96,7 @@ class MemorySession:
             self._id = None
 
     def expire(self) -> None:
-        """End the session in ZooKeeper only: the client does not know yet, but gets no answer any more."""
+        """End the session in ZooKeeper only. The client gets no more answers, but does not know why yet."""
         assert self._id is not None
         self._is_expired = True
         self._zookeeper.expire(self._id)

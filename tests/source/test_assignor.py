@@ -29,8 +29,8 @@ def groups(draw: st.DrawFn, most: int = 12) -> tuple[list[str], dict[str, frozen
 def test_range_assigns_exactly_as_old_kafka() -> None:
     partitions = [f"t/{i}" for i in range(11)]
     subscriptions = {each: ["t"] for each in ("c2", "c10", "c1")}
-    # Consumers are sorted as strings, partitions as numbers. 11 partitions, 3 consumers: 3 each, and one more for the
-    # first 2.
+    # Consumers are sorted as strings, partitions as numbers. Each of 3 consumers gets 3 of 11 partitions, and the first
+    # two get one more.
     assert range_shares(partitions, subscriptions, {}) == {
         "c1": ["t/0", "t/1", "t/2", "t/3"],
         "c10": ["t/4", "t/5", "t/6", "t/7"],

@@ -1,4 +1,4 @@
-"""The checkpoint file: written whole or not at all, and refused if it does not fit."""
+"""The checkpoint file: written whole or not at all, and refused if it is damaged or belongs to another source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metadata beside a committed offset: written, cut, read again, and told apart from that of others."""
+"""The metadata of a committed offset: written, cut to size, read back, and told apart from that of other writers."""
 
 from __future__ import annotations
 

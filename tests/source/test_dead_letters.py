@@ -1,4 +1,4 @@
-"""The dead letters: one JSON line each, on disk when ``write`` returns."""
+"""The file of dead letters: one JSON line for each letter, on disk when ``write`` returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An input lives in its own folder: without the folder, and its one line of a list, everything else still works."""
+"""An input can be deleted with its folder and one line in ``source/__init__.py``. Everything else still works."""
 
 from __future__ import annotations
 

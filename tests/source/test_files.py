@@ -242,7 +242,7 @@ def test_paths_that_make_no_sense_are_refused_by_name(tmp_path: Path, paths: str
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter; pytest's own are not."""
+    """Yield a folder that every user may enter. Other users may not enter pytest's folders."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

@@ -23,7 +23,7 @@ from tests.source.executors import NO_SPARK, Cluster, save_all
 
 
 class Tail:
-    """Follows ``pattern``, and lists it on request."""
+    """Follows the files that match ``pattern``. Looks for new lines only when a test asks for it."""
 
     def __init__(self, pattern: str, committed: Mapping[str, Committed] | None = None, **options: Any) -> None:
         self.now_s = 0.0
@@ -31,7 +31,7 @@ class Tail:
         self.driven = Driven(self.input, committed)
 
     def look(self, records_max: int = 1000) -> list[int]:
-        """Return the numbers of the records that a listing finds."""
+        """List the files, and return the numbers of the new records."""
         self.now_s += 2.0
         plan = self.input.plan(records_max, 2)
         assert not plan.is_end
@@ -40,7 +40,7 @@ class Tail:
         return list(map(int, records))
 
     def read(self, records: list[int]) -> list[str]:
-        """Their lines, as executors read them."""
+        """Return the lines of records, as executors read them."""
         slices = self.driven.slices(records, 2)
         return [value for each in slices for rows in each.read() for value in rows.columns.column("value").to_pylist()]
 
@@ -83,7 +83,7 @@ def test_every_line_is_read_once_through_appends_rotations_new_files_and_restart
         elif turn == "rotate" and (folder / "app.log").exists():
             with (folder / "app.log").open("a") as writer:
                 rotate(folder)
-                if begun["app.log"]:  # the writer has the file open, and ends its line there
+                if begun["app.log"]:  # the writer still has the old file open, and ends its line there
                     writer.write("\n")
                     written.append(begun["app.log"])
                     begun["app.log"] = ""
@@ -110,7 +110,7 @@ def test_a_file_that_is_rotated_under_the_reader_is_read_on_and_the_new_one_too(
         writer.write("two\nthr")
         rotate(tmp_path)
         log.write_text("four\n")
-        assert tail.read(first) == ["one"]  # as a task does that began late, or a replay
+        assert tail.read(first) == ["one"]  # like a late task or a replay
         writer.write("ee\n")
         writer.flush()
         assert tail.new() == ["two", "three", "four"]
@@ -220,7 +220,7 @@ def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path:
     (tmp_path / "app.log.1").write_text("old\n")
     tail = Tail(f"{tmp_path}/app.log*")
     assert tail.new() == ["old"]
-    # What ext4 does when the oldest is removed and a new one is made: the same inode, elsewhere.
+    # ext4 does this when the oldest file is removed and a new one is created: the new one gets the same inode.
     (tmp_path / "app.log.1").rename(tmp_path / "app.log")
     (tmp_path / "app.log").write_text("new\n")
     assert [tail.new(), tail.new()] == [["new"], []]
@@ -254,7 +254,7 @@ def test_a_copy_that_was_seen_under_another_name_before_it_replaced_a_file_is_on
     tail = Tail(f"{tmp_path}/*")
     assert tail.new() == ["one"]
     (tmp_path / "a.txt.new").write_text("one\ntwo\n")
-    assert tail.new() == ["one", "two"]  # to whoever looks it is a file of its own
+    assert tail.new() == ["one", "two"]  # the input cannot tell it from another file
     (tmp_path / "a.txt.new").rename(path)
     assert [tail.new(), tail.new(), tail.new()] == [[], [], []]
     with path.open("a") as file:
@@ -272,7 +272,7 @@ def test_a_gz_that_is_being_written_is_waited_for_and_named_once(
         for part in (b"", raw[:5], raw[:9], raw[:-1]):
             path.write_bytes(part)
             assert tail.look() == []
-    _, record = caplog.records  # the first names the paths, which nothing matches yet
+    _, record = caplog.records  # the first record says that nothing matches the paths yet
     assert record.message.startswith(f"{path} is no whole gz (it ends in the middle), and none of its lines was read:")
     path.write_bytes(raw)
     assert [tail.new(), tail.new()] == [["one", "two"], []]

@@ -1,4 +1,4 @@
-"""Rows of a frame as an input, with a frame that is a list; Spark's own is in tests/spark/test_frame.py."""
+"""Rows of a frame as an input. The frame here is a list; tests/spark/test_frame.py has Spark's own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random handovers, failures, crashes and restarts of several sources that share a log, compared with a simple twin.
+"""Random handovers, failures, crashes and restarts of several sources that share a log, compared with a simple model.
 
-The twin knows the owner of each record and whether the record has ended. It checks each emission and each commit.
+The model (``Twin``) knows the owner of each record, and whether the record has ended. It checks emissions and commits.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Place = tuple[str, int]
 
 @dataclass
 class Twin:
-    """``ended``: acked or in the dead letters. ``excused``: ended, but not saved by a source that lost the partition,
-    or ended after the source lost it. Only these may be emitted again elsewhere."""
+    """A model of the group. ``ended``: records that are acked or in the dead letters. ``excused``: ended records that
+    were not saved before their source lost the partition. Only these may be emitted again."""
 
     group: Group
     ended: set[Place] = field(default_factory=set)
@@ -42,12 +42,12 @@ class Twin:
         return {(partition, k) for start, stop in zip(done.starts, done.stops, strict=True) for k in range(start, stop)}
 
     def take_away(self, partition: str) -> None:
-        """Take it from its owner, without a request."""
+        """Note that a partition is taken from its owner. Its ended records that are not saved become excused."""
         self.excused |= {place for place in self.ended if place[0] == partition} - self.written(partition)
 
 
 class Watching(Listener):
-    """Checks each emission with the twin, and tells it what has ended."""
+    """Checks each emission with the model, and records in it what has ended."""
 
     def __init__(self, twin: Twin, member: str) -> None:
         self.twin, self.member = twin, member
@@ -74,7 +74,7 @@ class Watching(Listener):
 
 
 class Checked(SharedCheckpoint):
-    """Checks each commit with the twin: everything in it has ended."""
+    """Checks that all records in a commit have ended."""
 
     twin: Twin
 
@@ -141,7 +141,7 @@ class Sources:
         self.group.give(self.dice.choice(PARTITIONS), self.dice.choice(MEMBERS))
 
     def lose(self, name: str) -> None:
-        """End its session; the source does not know yet."""
+        """End the session of a source, which does not know it yet."""
         for partition, owner in self.group.owners.items():
             if owner == name:
                 self.twin.take_away(partition)

@@ -20,7 +20,7 @@ from tests.source.test_port import Noted
 
 
 class Idle(Exception):
-    """There is nothing to do just now."""
+    """Raised where a run would wait because it has nothing to do now."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def log() -> Log:
 
 
 def member(cluster: Cluster, log: Log, group: Group, name: str, **options: Any) -> Run:
-    """A run of a source of the group, which says Idle instead of waiting."""
+    """Return a run of a source of the group. It raises ``Idle`` instead of waiting."""
 
     def idle(seconds: float) -> None:
         cluster.time.sleep(seconds)
@@ -54,7 +54,7 @@ def member(cluster: Cluster, log: Log, group: Group, name: str, **options: Any) 
 
 
 def next_of(run: Run) -> list[str]:
-    """Process and settle the next batch; return its records, or none if there is no batch now."""
+    """Process and settle the next batch. Return its records; [] if there is no batch now."""
     return [] if (batch := taken(run)) is None else worked(run, batch)
 
 

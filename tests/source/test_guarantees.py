@@ -1,5 +1,4 @@
-"""The promises of each guarantee, in numbers: what is emitted again after a crash, what is never retried, when the
-checkpoint moves, and its writer."""
+"""The guarantees: which records are emitted again after a crash, which are never retried, when the checkpoint moves."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def source(cluster: Cluster, log: Log, **options: Any) -> LogSource:
 
 
 def crashing(run: Run, batches: int, where: str, seen: Counter[str]) -> None:
-    """A driver that processes some batches, two seconds each, and dies in the next one, as by kill -9."""
+    """Process ``batches`` batches, two seconds each, and die in the next one as by kill -9."""
     run.__enter__()
     for number in range(1, batches + 2):
         batch = run.next_batch()
@@ -76,7 +75,7 @@ def test_at_least_once_a_crash_costs_the_batch_under_way_again_and_nothing_else(
     cluster: Cluster, log: Log, batches: int, where: str
 ) -> None:
     checkpoint, seen = MemoryCheckpoint(), Counter[str]()
-    # What failed is tried again in the end, so it is not in the way.
+    # Failed records are retried only at the end, so they do not get into the counted batches.
     options: dict[str, Any] = {"checkpoint": checkpoint, "retry": Retry(initial_s=1000, cap_s=1000)}
     crashing(source(cluster, log, **options)._new_run(NO_SPARK), batches, where, seen)
     checkpoint.close()
@@ -96,7 +95,8 @@ def test_with_an_interval_a_crash_costs_at_most_what_was_done_since_the_last_com
     options["retry"] = Retry(initial_s=1000, cap_s=1000)
     crashing(source(cluster, log, **options)._new_run(NO_SPARK), batches, "emitted", seen)
     checkpoint.close()
-    # Batches end at 0, 2, 4 ... s: it is written at 0 s, before the fourth at 6 s, before the seventh at 12.
+    # Batches end at 0, 2, 4 ... s. The checkpoint is written at 0 s, before the fourth batch (6 s) and before the
+    # seventh (12 s).
     written = {0: 0, 1: 1, 2: 1, 3: 3, 4: 3, 5: 3, 6: 6, 7: 6}[batches] * BATCH
     restarted(cluster, log, seen, **options)
     again = values(range(written, (batches + 1) * BATCH)) | ({"a3"} if batches else set())

@@ -1,4 +1,4 @@
-"""gz files of lines: they give the same as a plain file with the same content, and nothing if they are damaged."""
+"""gz files of lines: they give the same lines as a plain file with the same content, and none if they are damaged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def packed(contents: list[bytes], *, zeros: int = 0) -> bytes:
 
 
 def read(driven: Driven, records: Any, tasks: int = 2) -> list[tuple[str | None, str | None]]:
-    """Rows as executors read them: (value, why it is unreadable)."""
+    """Return rows as executors read them: (value, why it is unreadable or None)."""
     return [
         (value, rows.unreadable.get(index))
         for piece in driven.slices(records, tasks)
@@ -37,7 +37,7 @@ def read(driven: Driven, records: Any, tasks: int = 2) -> list[tuple[str | None,
 
 
 def lines_of(content: bytes) -> list[bytes]:
-    """Lines as the input cuts them: at line feeds alone, one carriage return before it aside."""
+    """Return lines as the input cuts them: only at line feeds, of which each may have a carriage return before it."""
     pieces = content.split(b"\n")
     lines = [piece.removesuffix(b"\r") for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])
     return [line.removeprefix(b"\xef\xbb\xbf") if not index else line for index, line in enumerate(lines)]

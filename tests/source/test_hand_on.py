@@ -1,4 +1,4 @@
-"""Trees across jobs: a record handed on through a topic is ACKED when the record of the other source is."""
+"""Trees across jobs: a record handed on through a topic is ACKED when the second job's record of it is ACKED."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class Topic:
-    """The destination of a task: the topic, or nothing while it is told to be away."""
+    """The destination of a task. The next ``fails`` writes fail; after the next ``dies`` writes the task dies."""
 
     messages: TopicMessages
     fails: int = 0
@@ -64,7 +64,7 @@ class Topic:
 
 @dataclass
 class Jobs:
-    """Two jobs on one server: ``first`` hands the lines of files on to a topic, ``second`` writes the messages."""
+    """Two jobs on one server: ``first`` hands the lines of files on to a topic, ``second`` reads and saves them."""
 
     cluster: Cluster
     kafka: MockKafka
@@ -76,7 +76,7 @@ class Jobs:
     opened: ExitStack = field(default_factory=ExitStack)
 
     def open(self, source: Files) -> Run:
-        """A run of the first job, driven by hand, until the end of the test."""
+        """Return a run of the first job for the test to drive. It ends with the test."""
         return self.opened.enter_context(source._begin_run(NO_SPARK))
 
     def first(self, **options: Any) -> Files:
@@ -96,7 +96,7 @@ class Jobs:
         )
 
     def hand_on(self, batch: Batch, rows: list[Line] | None = None) -> None:
-        """Hand rows on as a task does: the report leaves when all is written."""
+        """Hand rows on as a task does: write all of them, then send the report."""
         frame = frame_of(batch)
         step = HandOnStep("hand_on", self.out, None, "value", (frame.plan.pin,))
         lines = frame.rows() if rows is None else rows
@@ -179,7 +179,7 @@ def test_a_message_that_is_never_taken_up_times_out_and_is_handed_on_again(jobs:
         jobs.hand_on(batch)
         run.settle_batch(batch)
     assert jobs.log.failed == [(0, "message_timeout")]
-    # Both copies are read; that of the root which timed out says nothing to anybody.
+    # The second job reads both copies. The copy whose root timed out has no effect.
     jobs.run_second()
     assert run.next_batch() is None
     assert jobs.saved == ["one", "one"]
@@ -229,7 +229,7 @@ def test_a_row_that_became_two_messages_waits_for_both_and_one_read_twice_is_no_
     assert batch is not None
     frame = frame_of(batch)
     (row,) = frame.rows()
-    # An operator made two of it, with edges 5 and 9.
+    # An operator made two rows of it, with edges 5 and 9.
     frame.ack([Line(row.root, row.edge ^ 5 ^ 9, None, 0, "")])
     of_5, of_9 = ([Line(row.root, edge, f"{edge}", 0, "")] for edge in (5, 9))
     jobs.hand_on(batch, of_5)
@@ -238,7 +238,7 @@ def test_a_row_that_became_two_messages_waits_for_both_and_one_read_twice_is_no_
     run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == [], "one of two is not both"
     jobs.hand_on(batch, of_9)
-    # Who goes on where the other was reads 9; a source that begins anew reads 5 again, and cannot know of it.
+    # A source with the same name goes on with 9. One with another name begins anew and acks 5 a second time.
     jobs.run_second(name=name)
     run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == ([0] if is_acked else [])
@@ -263,8 +263,8 @@ def test_acks_for_servers_that_are_away_are_sent_later_under_the_same_identity(j
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_at_random_acked_records_of_the_first_job_were_written_by_the_second(jobs: Jobs, seed: int) -> None:
-    """Oracle: the set of everything that the second job's settled batches have written. Tasks die after writing, writes
-    fail, second jobs crash before their checkpoint moves, abandon batches, and read everything again."""
+    """The oracle is the set of lines that settled batches of the second job have written. Tasks die after writing, and
+    writes fail. Second jobs abandon batches, crash before their checkpoint moves, and read everything again."""
     draw = random.Random(seed)
     lines = [f"{seed}-{k}" for k in range(12)]
     jobs.cluster.write("a.txt", *lines)
@@ -296,7 +296,7 @@ def test_at_random_acked_records_of_the_first_job_were_written_by_the_second(job
             jobs.hand_on(batch, rows)
         for _ in range(draw.choice((0, 1, 1, 2))):
             seconds += 1
-            # Another name reads all from the beginning, as one does that has crashed before its first commit.
+            # A source with another name reads everything again, like one that crashed before its first commit.
             name = draw.choice(("second", f"second-{seconds}"))
             jobs.run_second(second, name=name, retry=Retry(max_retries=50, initial_s=0.01), batch_records=5)
 
@@ -323,7 +323,7 @@ def test_on_several_servers_the_ack_reaches_every_replica_that_is_there(trouble:
 
 
 def pending_at(servers: Servers, replicas: int = 2) -> tuple[AckerClient, Pin, Column, Column]:
-    """A source that has handed 60 records on: where their roots live, these, and the edges of the messages."""
+    """Return a source that has handed 60 records on, the pin of their batch, their roots, and the messages' edges."""
     source, executor = servers.client("source", replicas=replicas), servers.client("executor")
     session = source.open_source("first")
     pin = source.open_batch(1, 1 << 40, 60, held=False, message_timeout_s=60.0)
@@ -345,7 +345,7 @@ def ends_of(source: AckerClient) -> Counter[Verdict]:
     return ended
 
 
-# -- what travels
+# -- headers
 
 
 def two_servers() -> Pin:
@@ -391,7 +391,7 @@ def test_a_message_with_a_header_that_is_not_understood_is_a_record_like_any_oth
 
 
 def handed_on_by(jobs: Jobs, lines: int) -> tuple[Run, list[HandedOn]]:
-    """Return a run of the first job, and everything that it has handed on, of this many lines."""
+    """Return a run of the first job that has handed this many lines on, and the content of their headers."""
     jobs.cluster.write("a.txt", *(f"{k}" for k in range(lines)))
     run = jobs.open(jobs.first())
     batch = run.next_batch()

@@ -1,4 +1,4 @@
-"""Kafka as an input, on librdkafka's mock cluster, compared with a list of its records, over several runs."""
+"""Kafka as an input and as a store of commits and dead letters, on librdkafka's mock cluster."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kafka_input(kafka: MockKafka, topics: Any = None, **options: Any) -> KafkaIn
 
 @pytest.fixture
 def opened() -> Iterator[list[KafkaInput]]:
-    """Inputs that are closed at the end."""
+    """Yield a list. Inputs that a test adds to it are closed at the end."""
     inputs: list[KafkaInput] = []
     yield inputs
     for each in inputs:
@@ -81,7 +81,7 @@ def places(rows: Any) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def written(kafka: MockKafka) -> str:
-    """A topic with records in three of its four partitions."""
+    """Return a topic with records in three of its four partitions."""
     return kafka.new_topic(EACH, EACH - 10, 0, 1)
 
 
@@ -236,7 +236,7 @@ def test_first_poll_decides_where_a_partition_without_an_own_commit_begins(
     input_.start({})
     planned = [(part.number, part.start) for part in input_.plan(100, 1).parts]
     assert planned == ([(0, begins)] if begins < 9 else [])
-    # It is written down at once, so that a crash before the first batch is done loses nothing of "latest".
+    # The first offset is committed at once, so that a crash before the first batch is done loses nothing with "latest".
     assert kafka.committed(topic, topic)[0][0] == begins
     kafka.write(topic, 0, [b"new"])
     again = kafka_input(kafka, topic, group_id=topic, first_poll=first_poll)
@@ -356,7 +356,7 @@ def test_done_records_are_not_planned_even_if_this_run_did_not_read_them(
     assert [part.start for part in input_.plan(100, 1).parts] == [8]
 
 
-# -- a log that is not what it was
+# -- deleted records and topics
 
 
 def test_records_deleted_before_the_start_are_counted_and_logged(
@@ -411,7 +411,7 @@ def test_no_pattern_fits_kafkas_own_topics() -> None:
 
 
 def truncated(kafka: MockKafka) -> tuple[str, int]:
-    """A topic whose partition 0 has lost its beginning, and where it begins."""
+    """Return a topic whose partition 0 has lost its first records, and the first offset that is left."""
     topic = kafka.new_topic(100)
     truncate(kafka, topic)
     consumer = library().Consumer({"bootstrap.servers": kafka.servers, "group.id": "low"})
@@ -422,7 +422,7 @@ def truncated(kafka: MockKafka) -> tuple[str, int]:
 
 
 def truncate(kafka: MockKafka, topic: str) -> None:
-    """Write more than the mock cluster keeps of a partition, 5 MB."""
+    """Write more to partition 0 than the 5 MB that the mock cluster keeps of it."""
     for _ in range(12):
         kafka.write(topic, 0, [b"x" * 700_000])
 
@@ -457,12 +457,12 @@ def test_a_partition_of_the_checkpoint_that_is_gone_is_refused(kafka: MockKafka,
         input_.start({"a.txt": Committed(Ranges.below(3))})
 
 
-# -- what is wrong
+# -- errors
 
 
 @dataclass
 class Delivered:
-    """A message of the library's, or an error in its place."""
+    """A message of the Kafka library, or an error in its place."""
 
     at: int
     code: int | None = None
@@ -493,10 +493,10 @@ class Delivering:
         return taken
 
     def assign(self, partitions: Any) -> None:
-        """Nothing else is there."""
+        """Do nothing: all messages are of one partition."""
 
     def unassign(self) -> None:
-        """Nothing more is wanted."""
+        """Do nothing."""
 
 
 @pytest.mark.parametrize("code", ["_BAD_MSG", "_BAD_COMPRESSION", "_NOT_IMPLEMENTED"])
@@ -506,7 +506,7 @@ def test_a_record_that_the_library_skips_as_it_is_damaged_is_an_error_and_not_ab
     reader._consumer = Delivering([Delivered(0), damaged, Delivered(2)])
     with pytest.raises(SourceError, match=r"orders/0 cannot be read at offset 1 \("):
         list(reader.read(At("orders", 0), 0, 3))
-    # What lies beyond what was planned is not this read's concern.
+    # An error after the planned range does not concern this read.
     reader._consumer = Delivering([Delivered(0), damaged])
     assert [each.offsets.tolist() for each in reader.read(At("orders", 0), 0, 1) if isinstance(each, Fetched)] == [[0]]
 
@@ -557,7 +557,7 @@ def test_a_slice_without_its_broker_ends_with_an_error(opened: list[KafkaInput])
 
 
 class Refused(Broker):
-    """A broker that refuses, as the mock cluster cannot: errors of the library's own kind, made here."""
+    """A broker that raises the library's error of a missing permission, as the mock cluster has no permissions."""
 
     def partitions(self, topics: Any, timeout_s: float | None = None) -> dict[str, int]:
         raise error_of(
@@ -573,7 +573,7 @@ def test_no_permission_is_a_sentence(kafka: MockKafka, opened: list[KafkaInput])
 
 
 class Restarting(Broker):
-    """A broker that, when it was just started, does not know of its topics for a while."""
+    """A broker that has just been started. While ``is_forgetful``, it does not know its topics."""
 
     is_forgetful = False
 
@@ -699,7 +699,7 @@ def test_in_a_group_the_partitions_that_are_given_are_planned_and_no_others(
     kafka.commit("orders", topic, [(0, 3)])
     input_.advance(f"{topic}/0", Ranges.below(1))
     assert input_.plan(100, 1).parts == []
-    # What came too late did not go back behind what the next owner has committed.
+    # The late commit of the former owner did not replace the commit of the next one.
     input_._connected.confirm(10)
     assert kafka.committed("orders", topic)[0] == (3, "")
     input_.assign({f"{topic}/0": Committed(Ranges.below(3))})
@@ -743,7 +743,7 @@ def test_a_poison_record_ends_in_the_dead_letters_with_topic_partition_and_offse
     assert (letter["topic"], letter["partition"], letter["offset"], letter["value"]) == (topic, 0, 13, "0.13")
     assert {number: offset for number, (offset, _) in kafka.committed("orders", topic).items()}[0] == 20
     assert Kafka(topic, **options).run(NO_SPARK, save_all).records == 0
-    # Without a checkpoint, too, it goes on from what it has committed.
+    # Without a checkpoint, the source goes on from the offsets that it has committed.
     assert Kafka(topic, **replaced(options, checkpoint=None)).run(NO_SPARK, save_all).records == 0
 
 

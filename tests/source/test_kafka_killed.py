@@ -16,7 +16,7 @@ Place = tuple[int, int]
 
 
 def run(kafka: MockKafka, topic: str, folder: Path, checkpoint: str, batch: int, killed_at: int | None) -> bool:
-    """Run a driver, up to the event at which it is killed. Returns whether it had ended before."""
+    """Run a driver, and kill it at its event number ``killed_at`` (None: never). Return whether it ended by itself."""
     command = [sys.executable, "-m", "tests.source.kafka_driver", kafka.servers, topic, str(folder), checkpoint]
     driver = subprocess.Popen(
         [*command, str(batch)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
@@ -35,7 +35,7 @@ def run(kafka: MockKafka, topic: str, folder: Path, checkpoint: str, batch: int,
 
 
 def noted(folder: Path, name: str, at: int = 0) -> tuple[list[Place], int]:
-    """Return the notes from a byte on, and the byte where they end."""
+    """Return the records in a file from byte ``at`` on, and the byte where they end."""
     content = (folder / name).read_bytes() if (folder / name).exists() else b""
     lines = content[at:].decode().splitlines()
     return [(int(partition), int(offset)) for partition, offset in map(str.split, lines)], len(content)
@@ -44,7 +44,8 @@ def noted(folder: Path, name: str, at: int = 0) -> tuple[list[Place], int]:
 def kill_and_check(
     kafka: MockKafka, folder: Path, counts: list[int], checkpoint: str, batch: int, moment: Callable[[int], int | None]
 ) -> list[int]:
-    """Kill a driver at moments until ``moment`` says None; how many that had ended were emitted again, run by run."""
+    """Run a driver, killed at event ``moment(run)``, until it ends by itself. Return for each run how many records were
+    emitted again though they had ended."""
     folder.mkdir()
     topic = kafka.new_topic(*counts)
     ended: set[Place] = set()
@@ -60,7 +61,7 @@ def kill_and_check(
         ended |= set(more)
         number += 1
     assert ended == {(partition, offset) for partition, count in enumerate(counts) for offset in range(count)}
-    # What ended after the last commit before the kill, at most: a commit is made after each batch.
+    # At most the records that ended after the last commit before the kill. There is a commit after each batch.
     assert max(again) <= batch
     return again
 

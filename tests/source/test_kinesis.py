@@ -42,7 +42,7 @@ class Following(Driven):
         super().__init__(kinesis, committed)
 
     def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
-        """Return the next records that are not done; none at the end, or if there are none now."""
+        """Return the next records that are not done. Empty at the end, or if there are none now."""
         plan = self.input.plan(records_max, tasks)
         self.is_over = plan.is_end
         records = self.parts.add_parts(plan.parts)
@@ -50,7 +50,7 @@ class Following(Driven):
         return records
 
     def drain(self, records_max: int = 1000) -> np.ndarray:
-        """Plan until the end, or until three plans in a row are empty. Finish none, and return all planned ones."""
+        """Plan until the end, or until three plans in a row are empty. Return all planned records, and finish none."""
         planned = [np.empty(0, np.int64)]
         nothing = 0
         while not self.is_over and nothing < 3:
@@ -63,7 +63,7 @@ class Following(Driven):
         return [bytes(value).decode() for value in self.values(records)]
 
     def work_off(self) -> list[str]:
-        """Read and finish all there is, to the end."""
+        """Read and finish all records to the end. Return their data."""
         found: list[str] = []
         while not self.is_over:
             records = self.drain(7)

@@ -1,4 +1,4 @@
-"""Sources of a group share the shards of a stream that is split under them: in memory, and in a real ZooKeeper."""
+"""Sources share the shards of a stream that is split while they read it. Their group is in memory or in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def twin(cluster: Cluster) -> TwinKinesis:
 
 
 def member(cluster: Cluster, twin: TwinKinesis, **options: Any) -> Run:
-    """A run of a source of a group, which says Idle instead of waiting."""
+    """Return a run of a source of a group. It raises ``Idle`` instead of waiting."""
 
     def idle(seconds: float) -> None:
         cluster.time.sleep(seconds)

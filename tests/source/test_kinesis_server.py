@@ -1,4 +1,4 @@
-"""Kinesis through boto3 and a real socket, against moto's server (``kinesis_server`` says how it was mended)."""
+"""Kinesis through boto3 and a real socket, against moto's server, patched as ``kinesis_server`` says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dummy_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Polled(Driven):
-    """Finishes what it reads, in any order that it is asked to."""
+    """Drives the input over a stream of the server, in simulated time."""
 
     def __init__(self, server: KinesisServer, stream: str, committed: Any = None) -> None:
         self._seconds = 0.0
@@ -64,7 +64,7 @@ class Polled(Driven):
         return records
 
     def work_off(self, but: Callable[[str], bool] = lambda data: False) -> list[str]:
-        """Read to the end and finish all records but some; return what was read."""
+        """Read to the end, and finish all records except those with ``but(data)``. Return the data of all."""
         found: list[str] = []
         for _ in range(200):
             if self.is_over:

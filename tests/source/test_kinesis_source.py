@@ -1,6 +1,6 @@
-"""Kinesis as a source: the loop of a run over a stream in memory, a real shard of the server, in simulated time.
+"""Kinesis as a source: runs over a stream in memory, with a real shard of the server and simulated time.
 
-The first three are what kinesis-storm-spout got wrong.
+The first three tests cover mistakes of kinesis-storm-spout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHARD_0, SHARD_1 = "shardId-000000000000", "shardId-000000000001"
 
 
 class TwinSource(Kinesis):
-    """Reads the stream in memory."""
+    """A Kinesis source that reads the stream in memory."""
 
     def __init__(self, twin: TwinKinesis, **options: Any) -> None:
         super().__init__("orders", **{"name": "orders", "stop": "end", **options})
@@ -52,7 +52,7 @@ def source(cluster: Cluster, twin: TwinKinesis, **options: Any) -> TwinSource:
 
 
 class Repeating(Polling):
-    """Brings every outcome twice, and an ACKED for each that failed, as at-least-once notifications may."""
+    """Returns every outcome twice, and then ACKED even for those that failed, as at-least-once notifications may."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(client)
@@ -70,7 +70,7 @@ class Repeating(Polling):
 
 
 def noting(seen: list[str], bad: Callable[[Row], bool]) -> Callable[[Batch], None]:
-    """A job that notes what it sees, and fails some of it."""
+    """Return a job that adds the values that it reads to ``seen``, and fails the rows that are ``bad``."""
 
     def process(batch: Batch) -> None:
         rows = frame_of(batch).rows()
@@ -210,7 +210,7 @@ def test_aws_away_in_the_middle_loses_nothing(cluster: Cluster, twin: TwinKinesi
 def member(
     twin: TwinKinesis, saved: dict[str, Committed], *, first: Begin = TRIM_HORIZON, is_to_end: bool = False
 ) -> Following:
-    """A source of a group, which has nothing yet."""
+    """Return the input of a group's member, with no shard assigned yet."""
     reading = StreamReading(first, is_to_end, refresh_s=5.0)
     following = Following(twin, reading=reading, saved=lambda: saved)
     shared: Any = following.input

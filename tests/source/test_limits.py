@@ -1,4 +1,4 @@
-"""Limits of each partition: a stuck partition is paused, and holds up no other."""
+"""Limits for each partition: a stuck partition is paused, and holds up no other."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def source(cluster: Cluster, log: Log, **options: Any) -> LogSource:
 
 
 class Stop(Exception):
-    """There is nothing to do but wait."""
+    """Raised where a run would wait because it has nothing to do."""
 
 
 def until_idle(cluster: Cluster, stuck: LogSource, bad: tuple[str, ...]) -> tuple[Counter[str], list[set[str]]]:
-    """Return the emissions until there is nothing to do but wait: how often, and the records of each batch."""
+    """Run until there is nothing to do but wait. Return how often each record was emitted, and those of each batch."""
     seen, batches = Counter[str](), list[set[str]]()
 
     def stop(seconds: float) -> None:
@@ -62,7 +62,7 @@ def test_a_partition_with_too_many_open_records_is_left_alone_and_all_others_are
     seen, _ = until_idle(cluster, stuck, ("a",))
     assert {value for value in seen if value[0] in "bc"} == {f"{name}{k}" for name in "bc" for k in range(100)}
     read = sum(value[0] == "a" for value in seen)
-    # As in storm-kafka-client, what is planned at once may go over it: by no more than a batch less one.
+    # As in storm-kafka-client, a plan may exceed the limit by at most the size of a batch less one.
     assert limit <= read <= limit + 9
 
 
@@ -115,7 +115,7 @@ def test_a_poison_record_goes_to_the_dead_letters_its_partitions_checkpoint_pass
     assert [letter.origin["offset"] for letter in letters.letters] == [7]
     assert {name: each.done.to_runs() for name, each in checkpoint.saved.items()} == {"a": [400], "b": [400]}
     assert not any(held_up)
-    # Three replays of one record are all that is emitted beyond the 800: of 21 batches the others fill what they would.
+    # Only the three replays of one record are emitted beyond the 800 records. So 21 batches of up to 40 are enough.
     assert (summary.batches, summary.replayed) == (21, 3)
 
 

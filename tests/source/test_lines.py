@@ -1,4 +1,4 @@
-"""Slices of files, compared with a twin that reads them with ``readline``."""
+"""Slices of files, compared with a simple reference (``twin``) that reads them with ``readline``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ contents = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join) | st.bin
 
 
 def twin(content: bytes) -> list[tuple[int, bytes]]:
-    """(byte, value) of each line, as readline tells them."""
+    """Return (byte, value) of each line, as ``readline`` reads it."""
     lines, at = [], 0
     for line in io.BytesIO(content):
         value = line
@@ -40,7 +40,7 @@ def twin(content: bytes) -> list[tuple[int, bytes]]:
 
 
 def rows_of(slices: Iterable[Any]) -> list[tuple[int, dict[str, Any], str | None]]:
-    """(number, row, why it is unreadable) of all rows, in order."""
+    """Return (number, row, why it is unreadable or None) of all rows, in order."""
     rows = []
     for piece in slices:
         numbers = []

@@ -1,4 +1,4 @@
-"""Batches that are not held: their open records continue after they were settled, while partitions come and go."""
+"""Batches that are not held: their records stay open after the batch is settled, while partitions come and go."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_ack_of_a_revoked_record_affects_no_other_record(cluster: Cluster, lo
         run._partitions.commit()
         assert run._lookup.parts.done.get("b", Ranges()) == Ranges()
         assert (run.summary().acked, run.summary().open) == (0, 8)
-        # What went away times out at the server, and is not tried again here.
+        # The revoked records time out at the server, and are not retried here.
         cluster.time.sleep(TIMEOUT_S + 1)
         run._outcomes.take_outcomes(0.0)
         assert noted.retried == list(range(8, 16))
@@ -93,14 +93,14 @@ def test_a_position_that_does_not_exist_is_done_and_not_tried_again(kafka: MockK
         frame_of(batch).ack(frame_of(batch).rows())
 
     with pytest.MonkeyPatch.context() as patched:
-        # As if these were markers of a transaction.
+        # Imitates two offsets of transaction markers, which have no record.
         patched.setattr(kafka_slices, "read_chosen", without(3, 4))
         summary = source.run(NO_SPARK, process)
     assert (summary.acked, summary.absent, summary.replayed, noted.absent) == (8, 2, 0, ["03", "04"])
 
 
 def without(*gone: int) -> Any:
-    """``read_chosen`` of a log that has no such offsets."""
+    """Return a ``read_chosen`` that finds no records at the offsets ``gone``."""
     read = kafka_slices.read_chosen
 
     def read_chosen(reader: Any, chosen: Any) -> Any:
@@ -157,7 +157,7 @@ class NotHeld(Sources):
     """Sources whose records another job acks: some time after their batch was settled, twice, or never."""
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
-        # What was handed on, and from whose executors.
+        # The rows that were handed on, each with the frame of its batch.
         self.topic: list[tuple[Frame, Row]] = []
         self.acked: set[int] = set()
         super().__init__(folder, dice)
@@ -167,7 +167,7 @@ class NotHeld(Sources):
         return super().options_of(name) | not_held | {"listener": Handing(self, name)}
 
     def ack(self, batch: Batch, rows: list[Row]) -> None:
-        """Only handed on."""
+        """Hand the rows on instead of acking them."""
         self.topic += [(frame_of(batch), row) for row in rows]
 
     def read_topic(self, _: str) -> None:
@@ -180,7 +180,7 @@ class NotHeld(Sources):
             frame.ack([row])
 
     def forget(self, _: str) -> None:
-        """Lose the messages, and let time pass."""
+        """Lose half of the messages, and let time pass."""
         self.topic = self.topic[: len(self.topic) // 2]
         self.cluster.time.sleep(self.dice.choice((5.0, TIMEOUT_S)))
 

@@ -1,4 +1,4 @@
-"""Parquet files as an input, beside a twin that keeps every row in a list."""
+"""Parquet files as an input, compared with a list of all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts beside a twin that keeps every position of every partition in sets."""
+"""``Parts``, compared with a model that keeps every position of every partition in sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stretch:
 
 
 class PartsBesideTheirTwin(RuleBasedStateMachine):
-    """Partitions that grow, with gaps; records done in any order; restarts from what was written down."""
+    """Partitions grow, with gaps. Records are done in any order. Restarts begin with what was saved."""
 
     @initialize()
     def begin(self) -> None:
@@ -65,7 +65,7 @@ class PartsBesideTheirTwin(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Every position that exists and is not done is planned again, and none that is done."""
+        """Check that a restart plans exactly the existing positions that are not done."""
         written = {name: json.dumps(done.to_runs()) for name, done in self.parts.done.items()}
         self.start({name: Ranges.from_runs(json.loads(runs)) for name, runs in written.items()})
         ends, self.end = self.end, {}
@@ -80,7 +80,7 @@ class PartsBesideTheirTwin(RuleBasedStateMachine):
         )
 
     def _plan_again(self, partition: str, prefix: int, end: int) -> None:
-        # As an input may: without the positions that it knows not to exist.
+        # An input may leave out positions that it knows not to exist.
         for position in sorted(self.exists[partition]):
             if prefix <= position < end:
                 self._plan(partition, position, position + 1)

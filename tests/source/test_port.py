@@ -1,4 +1,5 @@
-"""The port of inputs as a run uses it, with a log in memory: partitions, absent records, the end, revoke, stores."""
+"""The ``Input`` protocol as a run uses it: partitions, absent records, the end, revocation. The input is a log in
+memory."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ AT_ONCE = Retry(max_retries=1, initial_s=0.0)
 
 
 class Noted(Log):
-    """Notes what is absent and revoked, too."""
+    """Also keeps the absent and the revoked records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +177,7 @@ def test_an_empty_plan_is_not_the_end(cluster: Cluster) -> None:
 
 
 def arriving(cluster: Cluster, log: InMemory, values: list[str]) -> Any:
-    """Sleep, while a new partition appears and then the log ends."""
+    """Return a ``sleep`` during which a new partition appears, and later the log ends."""
 
     def sleep(seconds: float) -> None:
         cluster.time.sleep(seconds)
