@@ -52,7 +52,7 @@ def _from_file(path: Path) -> tuple[_Place, _Place | None]:
         return _parse_address(fields["address"]), _parse_address(fields["http_address"]) if fields[
             "http_address"
         ] else None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotReady(f"--ready-file {path}: no server has written it yet ({error})") from None
 
 

@@ -88,6 +88,16 @@ def test_a_server_on_free_ports_needs_a_ready_file() -> None:
         health.check(Config(http_port=0))
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"address": 7070, "http_address": null}', '{"address": "host:x"}']
+)
+def test_a_ready_file_of_something_else_is_one_clear_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "ready.json"
+    path.write_text(content)
+    with pytest.raises(NotReady, match=re.escape(f"--ready-file {path}: no server has written it yet (")):
+        health.check(Config(ready_file=str(path)))
+
+
 def test_a_wrong_option_is_one_clear_line() -> None:
     done = run("--http-prot=1")
     assert (done.returncode, "the nearest is --http-port" in done.stderr, "Traceback" in done.stderr) == (

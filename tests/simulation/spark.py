@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from acker_client import AckerClient, Settings
@@ -447,4 +446,3 @@ class ReadEntry:
 
 
 _NO_SETTINGS: Any = Settings(("never.called:1",))
-NO_ROWS = np.empty(0, np.uint64)
