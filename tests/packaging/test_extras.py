@@ -1,4 +1,4 @@
-"""What is imported without its extra says which one to install."""
+"""Importing a module without its extra raises an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# None in sys.modules is what an import finds of a package that is not there.
+# An import of a name that is None in sys.modules fails like an import of a missing package.
 BLOCKED = """
 import sys
 sys.modules.update(dict.fromkeys({blocked!r}))

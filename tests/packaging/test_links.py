@@ -27,13 +27,13 @@ def text_of(path: Path) -> str:
 
 
 def links(text: str) -> list[str]:
-    """Return the targets of links and pictures in ``text``, without what is in backticks."""
+    """Return the targets of local links and pictures in ``text``, ignoring text in backticks."""
     return [target for target in LINK.findall(re.sub(r"`[^`\n]*`", "`code`", text)) if "://" not in target]
 
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
-    """Return the anchors of a document, as forges and mkdocs both make them of headings."""
+    """Return the anchors of a document, where forges and mkdocs derive the same one from a heading."""
     found: set[str] = set()
     for heading in HEADING.findall(text_of(path)):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()

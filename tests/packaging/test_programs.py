@@ -1,4 +1,4 @@
-"""The programs of README.md and docs/ run as they stand."""
+"""The example programs of README.md and docs/ run without changes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ ORDERS = """\
 
 
 def program(word: str, folder: Path, address: str = "localhost:7070") -> Path:
-    """Write the one program that holds ``word`` to a file, with ``address`` in place of its server's."""
+    """Write the only program that contains ``word`` to a file, with ``address`` as its server, and return the path."""
     path = folder / "program.py"
     path.write_text(programs.only(word).replace("localhost:7070", address))
     return path
 
 
 def environment() -> dict[str, str]:
-    """As in an activated environment."""
+    """Return environment variables as in an activated virtual environment."""
     return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def run(path: Path, **settings: str) -> str:
-    """Run a program in its folder, in a process of its own. Return what it prints."""
+    """Run a program in its folder, in a separate process, and return its output."""
     done = subprocess.run(
         ["python", path],
         cwd=path.parent,
@@ -138,7 +138,7 @@ def rows_of(paths: tuple[Path, ...]) -> list[dict[str, Any]]:
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """What Spark has committed there so far."""
+    """Return the rows that Spark has committed in ``folder`` so far."""
     return rows_of(tuple(folder.glob("*.parquet")))
 
 
@@ -191,14 +191,14 @@ def test_the_commands_and_the_program_of_dead_letters_try_one_again(
 
 
 def start(path: Path) -> subprocess.Popen[str]:
-    """Start a program in its folder, in a process of its own."""
+    """Start a program in its folder, in a separate process."""
     return subprocess.Popen(
         ["python", path], cwd=path.parent, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def parquet_in(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
-    """Return the rows in a folder of Parquet, sorted."""
+    """Return the rows of the Parquet files in a folder, sorted."""
     import pyarrow.parquet
 
     return sorted(tuple(row[name] for name in columns) for row in pyarrow.parquet.read_table(folder).to_pylist())
@@ -293,7 +293,7 @@ def test_the_program_of_a_plain_client_in_tasks_runs_as_it_stands(
 
 
 def messages_in(kafka: MockKafka, topic: str) -> int:
-    """Return how many messages the partitions of ``topic`` have."""
+    """Return the number of messages in all partitions of ``topic``."""
     consumer = Consumer({"bootstrap.servers": kafka.servers, "group.id": "count"})
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
@@ -337,7 +337,7 @@ def test_the_lines_of_a_group_of_drivers_run_as_they_stand(tmp_path: Path) -> No
 
 
 def words() -> set[str]:
-    """Return the words by which tests name the program that they run."""
+    """Return the words that tests pass to ``program`` to select an example."""
     calls = (node for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Call))
     given = (call.args[0] for call in calls if call.args and getattr(call.func, "id", "") == "program")
     found = {word.value for word in given if isinstance(word, ast.Constant)}

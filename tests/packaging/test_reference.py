@@ -1,4 +1,4 @@
-"""The generated parts of the documents are what the code has."""
+"""The generated parts of the documents match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of the models' rules names tests that exist, and a reason wherever there is none."""
+"""The tables in tests/source/rules.md name tests that exist, or give a reason where a rule has no test."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(number, what is here, shown by) of each rule."""
+    """Return (number, what is done here, shown by) for each rule."""
     return [(number, here, shown) for number, _, here, shown in ROW.findall(RULES.read_text())]
 
 
 def names_in(path: Path) -> set[str]:
-    """What a module of tests defines or assigns."""
+    """Return the names that a test module defines or assigns."""
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

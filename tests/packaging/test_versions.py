@@ -1,4 +1,4 @@
-"""Versions that users have: pyproject.toml allows what `make test-matrix` tries and the documents list."""
+"""Supported versions: pyproject.toml, the environments of `make test-matrix` and the documents agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# What PySpark keeps to itself, or calls by another name in another version.
+# PySpark modules that are private, or are named differently in another version. Only compat.py may use them.
 OURS_ALONE = ("pyspark.sql.conversion", "pyspark.sql.pandas", "pyspark.version", "pyspark.util")
 
 
@@ -23,7 +23,7 @@ def pinned(file: str) -> dict[str, str]:
 
 
 def floors() -> dict[str, str]:
-    """The lowest version that pyproject.toml allows of each package that the package and its tests stand on."""
+    """Return the lowest version that pyproject.toml allows for each dependency of the package and of its tests."""
     extras = PROJECT["project"]["optional-dependencies"]
     given = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["test"]]
     given += [one for each in extras.values() for one in each]
@@ -32,7 +32,7 @@ def floors() -> dict[str, str]:
 
 
 def environments() -> list[list[str]]:
-    """Rows of .ci/matrix.txt: name, Python, pyspark, rest."""
+    """Return the rows of .ci/matrix.txt: name, Python, pyspark, rest."""
     lines = (line.partition("#")[0].split() for line in (ROOT / ".ci/matrix.txt").read_text().splitlines())
     return [line for line in lines if line]
 
@@ -59,7 +59,7 @@ def test_every_minor_version_of_pyspark_that_pyproject_allows_is_tried_from_the_
 
 
 def test_compat_allows_the_pysparks_that_pyproject_allows() -> None:
-    # Read and not imported: a test of packaging needs no Spark.
+    # Read as text because importing it would need Spark, which packaging tests do without.
     text = (ROOT / "client/acker_client/spark/compat.py").read_text()
     assert "OLDEST, NEWEST = (4, 0), (4, 3)" in text
     assert 'RANGE = "pyspark>=4.0,<4.4"' in text
@@ -91,7 +91,7 @@ def test_compat_alone_asks_which_pyspark_is_here_or_uses_what_it_keeps_to_itself
 
 
 def names_in(node: ast.AST) -> list[str]:
-    """What a node imports, or asks of pyspark itself."""
+    """Return the modules that a node imports; "pyspark.version" if it asks for the version of pyspark."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""What is installed: the wheel's contents, and the thin client with nothing but its own three dependencies."""
+"""The wheel's contents, and a base install: the client with only its three dependencies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.packaging import programs
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("acker_protocol", "acker_zookeeper", "acker_client", "acker_service", "acker_testing", "acker_command")
-# Distributions of a base install: acker, its dependencies with theirs, and those of a new virtual environment.
+# Distributions of a base install: acker, its direct and indirect dependencies, and those of a new virtual environment.
 BASE = {"acker", "grpcio", "protobuf", "numpy", "typing_extensions", "pip", "setuptools"}
 OUTSIDE = ("numba", "kazoo", "pyspark", "pyarrow", "pandas", "prometheus_client", "grpc_health", "click", "rich")
 
@@ -42,7 +42,7 @@ def succeed(*command: object, **environment: str) -> str:
 
 
 def built(kind: str, folder: Path) -> Path:
-    """The "wheel" or "sdist" of this checkout."""
+    """Build the "wheel" or "sdist" of this checkout in ``folder`` and return its path."""
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)],
         cwd=ROOT,

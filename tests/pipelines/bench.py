@@ -1,5 +1,7 @@
-"""The bench on which programs run: one Spark session, one server in this process, one of its own for programs that stop
-it, and a child process where the driver is killed."""
+"""The bench that runs programs: one Spark session, and one server in this process.
+
+Programs that stop the server get a second one in its own process. Programs whose driver is killed run in a child.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ CHILD_S = 120.0
 
 
 def session() -> SparkSession:
-    """The session that the Spark tests share; made here where there is none yet."""
+    """Return the Spark session that the tests share; create it if there is none yet."""
     from acker_client.spark.driver.session import local_session
 
     active = SparkSession.getActiveSession()
@@ -42,14 +44,14 @@ def session() -> SparkSession:
 
 
 class Steady(Server):
-    """A server that nobody stops."""
+    """A server that runs to the end."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
 
 class Stopping(Server):
-    """A server of its own process, with its state on disk."""
+    """A server in its own process, with its state on disk."""
 
     def __init__(self, folder: Path) -> None:
         from tests.conftest import ServerProcess
@@ -67,7 +69,7 @@ class Stopping(Server):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing in the log meanwhile: it is full of what was broken on purpose."""
+    """Silence the loggers: they would only report the faults that were injected on purpose."""
     loggers = [logging.getLogger(name) for name in ("acker_client", "acker.spark", "py4j")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -80,7 +82,7 @@ def _quiet() -> Iterator[None]:
 
 
 class Bench:
-    """Runs programs. A context manager; ``spark`` and ``server`` (an address) where they are there already."""
+    """Context manager that runs programs. ``spark``, ``server``: an existing session and server address, if any."""
 
     def __init__(self, spark: SparkSession | None = None, server: str | None = None) -> None:
         self._given = spark
@@ -89,7 +91,7 @@ class Bench:
         self._own: Any = None
 
     def __enter__(self) -> Self:
-        # The session first: a fork beside gRPC's threads may hang.
+        # Spark must start before the gRPC server: a fork while gRPC threads run may hang.
         self.spark = self._given or session()
         if self._address is None:
             from acker_service.config import Config
@@ -109,7 +111,7 @@ class Bench:
             self.spark.stop()
 
     def run(self, program: Program, folder: Path | None = None) -> Result:
-        """Run one program in a folder of its own."""
+        """Run one program in ``folder``; without one, in a temporary folder."""
         if folder is None:
             with tempfile.TemporaryDirectory(prefix="acker-program-", ignore_cleanup_errors=True) as made:
                 return self.run(program, Path(made))
@@ -122,13 +124,13 @@ class Bench:
             return run(program, self.spark, server, folder)
 
     def die(self, seed: int, folder: str) -> None:
-        """Run a program whose driver is killed: this process ends here."""
+        """Run a program whose driver is killed. This kills the current process."""
         run(generate(seed), self.spark, Steady(str(self._address)), Path(folder), dies=True)
 
     def _kill_driver(self, program: Program, folder: Path, server: Server) -> None:
         command = [sys.executable, "-m", "tests.pipelines", f"--seed={program.seed}", "--die", str(folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        # Its JVM and workers hold its pipes for a while longer, so it has none.
+        # The child has no pipes, because its JVM and workers would hold them open after its death.
         child = subprocess.Popen(
             [*command, "--server", server.address],
             env=environment,
@@ -146,7 +148,7 @@ class Bench:
             child.wait()
 
     def report(self, seeds: Sequence[int], *, shrinks: bool, shows: bool) -> int:
-        """Run ``seeds`` and print what is wrong; gives 1 where something is."""
+        """Run ``seeds`` and print the findings. Return 1 if there are any, else 0."""
         results = []
         began = time.monotonic()
         for seed in seeds:
@@ -177,7 +179,7 @@ class Bench:
 
 
 def told(result: Result) -> str:
-    """A result in a few lines."""
+    """Summarize a result in a few lines."""
     counts = Counter(kind for kind, _ in result.findings)
     firsts = dict(reversed(result.findings))
     lines = [f"{result.batches} batches, {result.emissions} emissions"]

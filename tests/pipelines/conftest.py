@@ -1,4 +1,4 @@
-"""The bench for programs, on the Spark session that all Spark tests share."""
+"""Fixture of the bench, on the Spark session that all Spark tests share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.spark import conftest as shared
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """As for the other Spark tests: Spark starts before any other test opens a gRPC channel."""
+    """Start Spark before any test opens a gRPC channel, as for the other Spark tests."""
     shared.start_spark_before(session, Path(__file__).parent)
 
 

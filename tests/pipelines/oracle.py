@@ -1,7 +1,7 @@
-"""The oracle: what a program makes of each record, and whether an emission may be acked. Plain Python over lists.
+"""The oracle: which rows a program makes from each record, and whether an emission may be acked.
 
-Knows neither Spark nor the acker. It rests on the program's description, on what the runner's journal says of each
-action (which batch, which sink, whether it went through), and on what stands in the sinks' real outputs.
+It is plain Python over lists, without Spark or the acker. Its inputs are the program's description, the runner's
+journal of actions (batch, sink, success) and the sinks' real outputs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def mark(t: str, text: str) -> str:
 
 
 def in_group(k: int, t: str, salt: int) -> list[Row]:
-    """What a group makes of one of its ways; ``k`` alone decides, so that its neighbours have no say."""
+    """Return the rows that a group makes from one row; they do not depend on other rows of the group."""
     return [[(k, t)], [(k, t + ":0"), (k, t + ":1")], [], [(k, t + ":x")]][(k + salt) % 4]
 
 
 def become(step: Step, rows: Sequence[Row]) -> list[Row]:
-    """The rows of one record behind a step with one input."""
+    """Return the rows of one record after a step with one input."""
     salt = step.salt
     return [made for k, t in rows for made in _OF_ROW.get(step.op, _same)(k, t, salt)]
 
@@ -62,7 +62,7 @@ _OF_ROW: dict[str, Callable[[int, str, int], list[Row]]] = {
 
 
 def frames_of(program: Program, number: int) -> dict[str, list[Row]]:
-    """The rows that record ``number`` has in each frame."""
+    """Return the rows of record ``number`` in each frame."""
     own = [(number % KEYS, str(number))]
     frames = {name: own if first <= number < stop else [] for name, (first, stop) in program.sources.items()}
     for step in program.steps:
@@ -73,21 +73,23 @@ def frames_of(program: Program, number: int) -> dict[str, list[Row]]:
 
 
 def expected(program: Program, number: int) -> dict[str, Tokens]:
-    """For the frame of each sink: the ways that have to stand in its output, how often."""
+    """Return, per frame of a sink, how often each token of record ``number`` has to be in the output."""
     frames = frames_of(program, number)
     return {end.frame: Counter(t for _, t in frames[end.frame]) for end in program.ends}
 
 
 def filtered(tokens: Tokens, rows: Iterable[Row]) -> Tokens:
-    """Of ``rows``, those which a sink that keeps even keys writes."""
+    """Return the ``tokens`` of those ``rows`` that a sink writes if it keeps only even keys."""
     kept = Counter(t for k, t in rows if k % 2 == 0)
     return Counter({t: count for t, count in tokens.items() if t in kept})
 
 
 def may_die(program: Program) -> set[int]:
-    """Records that may end in the dead letters: those on which user code always raises, and whoever is merged with
-    them before."""
-    # What an operator makes in another order each time is other children each time: replayed, as often as that is seen.
+    """Return the records that may become dead letters.
+
+    These are records on which user code always raises, and records that are merged with them before that.
+    """
+    # An operator that shuffles its children makes different ones in each run, so every record may run out of retries.
     found: set[int] = set(range(program.records)) if program.of_kind("shuffled") else set()
     for fault in program.of_kind("poison"):
         (step,) = (step for step in program.steps if step.name == fault.at)
@@ -100,7 +102,7 @@ def may_die(program: Program) -> set[int]:
 
 
 def merged_before(program: Program, step: Step) -> list[Step]:
-    """The groups and cogroups above or at ``step``: a group of which a row raises fails whole."""
+    """Return the groups and cogroups before or at ``step``. If one row raises, its whole group fails."""
     above, frames = [], set(step.of)
     for other in reversed(program.steps[: program.steps.index(step) + 1]):
         if other is step or frames & set(other.gives):
@@ -110,7 +112,7 @@ def merged_before(program: Program, step: Step) -> list[Step]:
 
 
 def company(program: Program, number: int, groups: Sequence[Step]) -> set[int]:
-    """Records that may share a row or a group with record ``number`` in one of ``groups``, by way of others too."""
+    """Return the records that share a row or a group of ``groups`` with record ``number``, perhaps through others."""
     if not groups:
         return set()
     keys = {
@@ -130,10 +132,10 @@ def company(program: Program, number: int, groups: Sequence[Step]) -> set[int]:
 
 @dataclass
 class Execution:
-    """One action on the rows of a sink in one batch. ``what`` as in ``Act``; ``went_through``: None while it runs;
-    ``run``: in which run of the sink, 0 where it is no sink.
+    """One action on the rows of a sink in one batch. ``what``: as in ``Act``; ``went_through``: None while it runs.
 
-    ``read``: gives the ways that stand in its real output now; None where an output cannot be read (noop).
+    ``read``: returns the tokens in its real output now; None where the output cannot be read (noop). ``run``: number of
+    the sink's call; 0 where there is no sink.
     """
 
     batch: int
@@ -147,15 +149,15 @@ class Execution:
 
 @dataclass
 class Judge:
-    """Says of an emission whether it may be acked."""
+    """Decides whether an emission may be acked."""
 
     program: Program
     executions: list[Execution] = field(default_factory=list)
-    # Batches whose body raised, or whose loop was left without being done.
+    # Per batch whose body raised, or whose loop was left before the batch was done: the reason.
     abandoned: dict[int, str] = field(default_factory=dict)
 
     def objection(self, batch: int, number: int) -> str:
-        """Why record ``number`` may not be acked in ``batch``; nothing ("") where it may."""
+        """Return why record ``number`` may not be acked in ``batch``; "" if it may."""
         frames = frames_of(self.program, number)
         for end in self.program.ends:
             rows = frames[end.frame]
@@ -165,26 +167,27 @@ class Judge:
         return self.abandoned.get(batch, "") if any(frames[end.frame] for end in self.program.ends) else ""
 
     def is_done(self, batch: int) -> bool:
-        """Whether every sink's last delivery in ``batch`` was of all its rows and went through, and none failed in that
-        run of the sink."""
+        """Whether, for every sink in ``batch``, the last delivery succeeded and no action of that call failed."""
         return batch not in self.abandoned and all(self._last(batch, end)[0] is not None for end in self.program.ends)
 
     def _last(self, batch: int, end: End) -> tuple[Execution | None, str]:
-        """The delivery on which a sink's rows rest; or why there is none. Looks and partial reads do not count."""
+        """Return the last delivery of a sink, or None and the reason. Looks and partial reads are no deliveries."""
         mine = [each for each in self.executions if each.batch == batch and each.end.frame == end.frame]
         delivering = [each for each in mine if each.what in ("deliver", "fail")]
         if not delivering:
             return None, f"no delivery of its rows ran, only {[f'{each.what} {each.how}' for each in mine]}"
         last = delivering[-1]
-        # No two of these deliveries have the same target, so none makes up for another. Nothing makes up for a look.
+        # All targets differ, so no delivery makes up for another that failed. No action makes up for a failed look.
         failed = next((each for each in mine if each.run == last.run and each.went_through is False), None)
         if failed is not None:
             return None, f"an action of the same run ({failed.how}) failed"
         return (last, "") if last.went_through else (None, f"its last delivery ({last.how}) still runs")
 
     def _was_whole(self, batch: int, end: End, needed: Tokens) -> bool:
-        """Whether a partial write turned out to hold all rows, as one does that takes the only batch of each task. A
-        delivery that failed is held against it all the same."""
+        """Whether a partial write contains all rows, for example because each task has only one batch.
+
+        False if the sink also had a delivery, even a failed one.
+        """
         mine = [each for each in self.executions if each.batch == batch and each.end.frame == end.frame]
         parts = [each.read() for each in mine if each.what == "part" and each.went_through and each.read is not None]
         return all(each.what in ("part", "look") for each in mine) and any(not needed - part for part in parts)

@@ -1,10 +1,12 @@
-"""Programs: what a random pipeline is, how one is drawn from a seed, and how it reads when it has failed.
+"""Programs: random pipelines, generated from a seed, with a readable form for failure messages.
 
-A record is a line that holds its own number. A row is ``(k, t)``: ``k`` below KEYS decides whatever is decided of the
-row (how many children, dropped or kept, which group), and ``t`` names all the ways by which it came about, joined by
-``|``; each way starts with the number of its record, and each step that makes rows adds a mark to it. Rows are merged
-only with rows of the same ``k``, so what becomes of a record does not hang on its neighbours, and an oracle can say it
-of each record alone. Pure: a seed gives a program, and nothing else is asked.
+A record is a line that holds its own number. A row is ``(k, t)``. ``k`` is below KEYS and decides the number of
+children, whether the row is kept, and its group. ``t`` consists of tokens, joined by ``|``, one for each path on which
+a record came into this row. A token starts with the number of its record, and each step that makes rows appends a mark
+to it.
+
+Rows are merged only with rows of the same ``k``. The rows made from a record therefore do not depend on other records,
+and the oracle can compute them for each record alone. A program depends on its seed only.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from dataclasses import dataclass, field
 
 KEYS = 7
 
-# Steps that make rows, and so have a mark; each with what may raise in user code of its own.
+# User functions that make child rows, and so append a mark.
 FANS = ("operator", "pandas_operator", "arrow_operator")
-# Steps after which rows are of several, and what is made of them is packed.
+# Steps after which a row may come from several records, so that its anchors are packed.
 MERGING = ("group", "cogroup")
 USER_CODE = (*FANS, "keeping", *MERGING)
 MAKERS = (*FANS, "keeping", "where", "explode", "outer explode", "join", "left join", *MERGING)
 # One row in, the same row out.
 STILL_NODES = ("select", "withColumn", "repartition", "coalesce", "cache", "window", "alias", "view", "hint")
-# Likewise, but a second evaluation may cut the rows into other tasks.
+# Likewise, but a second evaluation may distribute the rows over the tasks differently.
 MOVING_NODES = ("orderBy", "repartition by k", "repartitionByRange")
 NODES = (*STILL_NODES, *MOVING_NODES)
 
-# What delivers all rows of a sink.
+# Actions that deliver all rows of a sink.
 FILES = ("parquet", "json", "csv", "orc", "partitioned", "sorted parquet", "repartitioned json", "aggregated")
 TABLES = ("saveAsTable", "insertInto", "insert by SQL")
 TO_DRIVER = ("collect", "toPandas", "toArrow", "iterator", "prefetching iterator")
@@ -38,7 +40,7 @@ ODD = (
     "joined with nothing",
 )  # fmt: skip
 DELIVERS = (*FILES, *TABLES, *TO_DRIVER, *BY_ROWS, *BY_RDD, *ODD)
-# What an ack() column survives.
+# Deliveries that work with an ack() column.
 DELIVERS_ACKS = ("parquet", "json", "csv", "noop", "collect", "toPandas", "toArrow", "foreachPartition", "saveAsTable")
 LOOKS_ACKS = ("show", "count", "take", "first")
 
@@ -48,7 +50,7 @@ LOOKS = (
     "failing count", "failing show", "failing max",
 )  # fmt: skip
 
-# A delivery that fails, and how.
+# Deliveries that fail.
 FAILS = (
     "row raises", "commit", "late task", "foreach", "foreachPartition", "select foreachPartition",
     "rdd foreachPartition", "rdd collect", "collect", "toPandas", "frame of rdd", "checkpointed", "iterator",
@@ -56,7 +58,7 @@ FAILS = (
 )  # fmt: skip
 FAILS_ACKS = ("row raises", "commit", "collect", "foreachPartition")
 
-# A delivery of some rows only.
+# Deliveries of some rows only.
 PARTS = (
     "take", "limit parquet", "limit collect", "tail", "iterator cut", "rdd take", "map cut", "first of partition",
     "rdd first of partition", "one partition", "sample of limit", "prefetching iterator cut", "offset parquet",
@@ -66,7 +68,7 @@ PARTS_ACKS = ("limit parquet", "limit collect", "take")
 
 @dataclass(frozen=True)
 class Step:
-    """One step: frames ``of`` become frames ``gives``. ``salt`` varies what it does."""
+    """One step: turns frames ``of`` into frames ``gives``. ``salt`` varies its result."""
 
     op: str
     of: tuple[str, ...]
@@ -84,19 +86,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Act:
-    """One action on the rows of a sink. ``what``: "look", "deliver", "fail" (a delivery that does), "part"."""
+    """One action on the rows of a sink. ``what``: "look", "deliver", "fail" (a delivery that fails), "part"."""
 
     what: str
     how: str = ""
 
     @property
     def is_caught(self) -> bool:
-        """Whether it is a look that fails, and whose exception is caught around it."""
+        """Whether the act is a look that fails, and whose exception is caught."""
         return self.how.startswith("failing ")
 
     @property
     def without_failure(self) -> Act:
-        """The same act where nothing goes wrong."""
+        """The same act, but without its failure."""
         return Act(self.what, self.how.removeprefix("failing "))
 
     def __str__(self) -> str:
@@ -105,12 +107,11 @@ class Act:
 
 @dataclass(frozen=True)
 class End:
-    """A sink of ``frame``. ``via``: "sink", or "ack" for a select with ``functions.ack()``, or "nothing" for a frame
-    that no sink takes in the first batches. ``first``: what it does in the program's faulty batches, ``then`` in all
-    others.
+    """A sink of ``frame``. ``first``: its acts in the program's faulty batches; ``then``: its acts in all others.
 
-    ``swallow``: who catches what an act raises: "nobody", the "sink" (which goes on with its next act), the "body", or
-    the body that calls the sink "again", which then does well.
+    ``via``: "sink"; "ack" for a select with ``functions.ack()``; "nothing" for a frame without a sink in the faulty
+    batches. ``swallow``: where an act's exception is caught: "nobody", the "sink" (which goes on with its next act),
+    the "body", or "again" for a body that then calls the sink once more, with success.
     """
 
     frame: str
@@ -127,7 +128,7 @@ class End:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong. ``at``: a step or the end of a frame; ``numbers``: of records; ``point``: when."""
+    """An injected fault. ``at``: a step or the sink of a frame; ``numbers``: affected records; ``point``: when."""
 
     kind: str
     at: str = ""
@@ -142,9 +143,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Program:
-    """A program. Frames are named f0 (what the source gives, parsed as ``parse`` says), f1, ...; g0 is what a second
-    source gives, where there is one: its records are the latter half. ``threads``: the sinks run beside each other;
-    ``shares_sink``: they are one function."""
+    """A program. ``threads``: the sinks run concurrently; ``shares_sink``: one function serves as all sinks.
+
+    Frames are named f0, f1, ... f0 holds the source's rows, parsed as ``parse`` says. If there is a second source, it
+    has the latter half of the records and its frame is g0.
+    """
 
     seed: int
     records: int
@@ -166,7 +169,7 @@ class Program:
 
     @property
     def sources(self) -> dict[str, tuple[int, int]]:
-        """By the frame that a source gives: the first of its records, and the one behind its last."""
+        """Per frame of a source: the number of its first record, and one more than the number of its last."""
         if not self.second:
             return {"f0": (0, self.records)}
         return {"f0": (0, self.records // 2), "g0": (self.records // 2, self.records)}
@@ -193,7 +196,6 @@ FORMS = ("run", "loop", "with", "done")
 
 
 def generate(seed: int) -> Program:
-    """The program of a seed; the same one each time."""
     return _Generator(seed).program()
 
 
@@ -205,9 +207,9 @@ class _Generator:
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
-        # Dice of their own, so that a seed goes on to give the program that it has given before there were any.
+        # Separate dice, so that seeds give the same programs as before cogroups were added.
         self.meetings = random.Random(f"{self.seed} meetings")
-        # Frames that nobody has taken yet, and whether their anchors are packed.
+        # Per frame that no step has consumed yet: whether its anchors are packed.
         self.open: dict[str, bool] = {"f0": False}
 
     def program(self) -> Program:
@@ -282,7 +284,7 @@ class _Generator:
         self._add("branch", (frame,), 2, self.open.pop(frame))
 
     def _union(self) -> bool:
-        """Unite two open frames of one form, or cogroup them; says whether there were any."""
+        """Unite or cogroup two open frames of the same form. Return False if there are no two."""
         for is_packed in (False, True):
             alike = [frame for frame, packed in self.open.items() if packed == is_packed]
             if len(alike) > 1:
@@ -320,7 +322,7 @@ class _Generator:
         return tuple(acts)
 
     def _bad_end(self, end: End) -> End:
-        """A sink that does something else than deliver in the first batches."""
+        """Return the sink with acts that fail, or do not deliver everything, in the faulty batches."""
         dice, via = self.dice, end.via
         fails, parts, looks = (FAILS, PARTS, LOOKS) if via == "sink" else (FAILS_ACKS, PARTS_ACKS, LOOKS_ACKS)
         kind = dice.choices(("fail", "part", "look", "nothing", "no sink"), (6, 4, 2, 1, 1))[0]
@@ -337,9 +339,9 @@ class _Generator:
         drawn = dice.random()
         acts = bad
         if drawn < 0.2:
-            acts = around + bad  # a good delivery first: it does not make up for a later failure, but for a look
+            acts = around + bad  # a good delivery first: it makes up for a later look, but not for a later failure
         elif drawn < 0.35:
-            acts = bad + around  # made good
+            acts = bad + around  # a good delivery follows
         elif drawn < 0.7:
             acts = [*bad, Act("look", dice.choice(looks))]
         return End(end.frame, via, tuple(acts), end.then, swallow)
@@ -353,7 +355,7 @@ class _Generator:
     # -- faults
 
     def _faults(self, records: int) -> list[Fault]:
-        """None, one or two; "act" stands for a sink that misbehaves."""
+        """Return none, one or two faults. The kind "act" stands for a sink that misbehaves."""
         dice = self.dice
         kinds = {
             "act": 10, "body raises": 2, "break": 1, "interrupt": 1, "kill worker": 3, "kill after work": 2,
@@ -380,7 +382,7 @@ class _Generator:
             numbers: tuple[int, ...] = ()
             if kind in ("poison", "flaky once"):
                 numbers = tuple(sorted(dice.sample(range(records), dice.randrange(1, 4))))
-            # A transient error that comes with the second evaluation is the other half of the matter.
+            # With odd seeds, the transient error comes with the second evaluation of the row.
             point = "at the second sight" if kind == "flaky once" and self.seed % 2 else ""
             return [Fault(kind, dice.choice(code), numbers, point)]
         if kind in ("kill after work", "fail after work"):
@@ -392,7 +394,7 @@ class _Generator:
         return [Fault(kind)]
 
     def _losing_steps(self) -> list[Fault]:
-        """A step of user code that stands behind a shuffle."""
+        """Return a fault at a step of user code after a shuffle, or nothing if there is none."""
         shuffled: set[str] = set()
         found: list[str] = []
         for step in self.steps:

@@ -1,10 +1,15 @@
-"""The runner: a program as calls of Spark and of the acker, with a journal of what every action did.
+"""The runner: executes a program with Spark and the acker, and keeps a journal of every action.
 
-Each ACK is checked against the oracle at the moment at which it is reported, and each emission's end is counted. What
-is found wrong is a *finding*: (kind, text). Kinds: "false ACK"; "dead" (a record in the dead letters that never always
-failed); "no answer" (neither acked nor dead at the end, or more than one answer); "raised" (something came out that no
-fault explains); "refused" (all sinks did all that they should, and the batch was abandoned); "needless" (a replay in a
-batch in which nothing went wrong: kept apart, as a rate).
+It checks each ACK against the oracle when the ACK is reported, and counts the answers to each emission. An error is a
+*finding*: (kind, text). Kinds:
+
+- "false ACK": an ACK that the oracle does not allow
+- "dead": a dead letter whose record did not fail every time
+- "no answer": a record that is neither acked nor dead at the end, or has more than one answer
+- "raised": an exception that no fault explains
+- "refused": an abandoned batch whose sinks all did what they should
+
+"Needless" replays, in batches in which nothing went wrong, are counted separately and are no findings.
 """
 
 from __future__ import annotations
@@ -54,13 +59,13 @@ SCHEMA = "k bigint, t string"
 Pairs = Sequence[tuple[int, int]]
 TRACKING = ("_root", "_edge", "_anchors")
 MATCHES = "array('a', 'b', 'c')"
-# More than any program needs: then it goes round in circles.
+# More than any program needs. A program that reaches a limit would never end.
 BATCHES_MAX = 120
 RUNS_MAX = 12
 
 
 class Endless(BaseException):
-    """A program goes round in circles."""
+    """The program exceeded a limit, so it probably never ends."""
 
 
 class BodyRaised(Exception):
@@ -69,8 +74,6 @@ class BodyRaised(Exception):
 
 @dataclass
 class Result:
-    """What came of a program."""
-
     program: Program
     findings: list[tuple[str, str]] = field(default_factory=list)
     emissions: int = 0
@@ -85,7 +88,7 @@ class Result:
 
 
 class Server:
-    """What a program needs of a server; ``stop`` ends it and starts it anew on its port, with its state or killed."""
+    """Server interface that programs need. ``stop`` restarts it on its port; ``kill``: without a clean shutdown."""
 
     address: str
 
@@ -96,12 +99,12 @@ class Server:
 def run(
     program: Program, spark: SparkSession, server: Server, folder: Path, *, dies: bool = False, runs_before: int = 0
 ) -> Result:
-    """Run a program to its end (every record answered). ``dies``: this driver is the one that is killed."""
+    """Run a program until every record is answered. ``dies``: this process is the driver that gets killed."""
     return _Runner(program, spark, server, folder, dies, runs_before).run()
 
 
 class _Ear(Listener):
-    """Hears of one source's records, whose numbers begin with ``first``."""
+    """Listener of one source, whose records are numbered from ``first``."""
 
     def __init__(self, runner: _Runner, first: int) -> None:
         self.runner = runner
@@ -120,14 +123,12 @@ class _Ear(Listener):
         self.runner.hear_dead(self._pairs(dead), why)
 
     def _pairs(self, seen: Emissions) -> list[tuple[int, int]]:
-        """(root, number) of each."""
+        """Return (root, record number) for each emission."""
         lines = seen.origins().column("line").to_pylist()
         return list(zip(seen.roots.tolist(), (self.first + line - 1 for line in lines), strict=True))
 
 
 class _Runner:
-    """One program at work."""
-
     def __init__(
         self, program: Program, spark: SparkSession, server: Server, folder: Path, dies: bool, runs_before: int
     ) -> None:
@@ -137,7 +138,7 @@ class _Runner:
         self.notes = folder / "notes"
         self.out = folder / "out"
         self.runs = runs_before
-        # The batch at hand, counted over all runs from 1, and of each emission: its batch, its record.
+        # Number of the current batch, from 1 over all runs. ``emitted``: root to (batch, record number).
         self.ordinal = 0
         self._ordinals: dict[tuple[int, int], int] = {}
         self._ordinals_before = 0
@@ -151,7 +152,7 @@ class _Runner:
         self.tables: dict[str, str] = {}
         self.sinks: dict[str, Any] = {}
         self.sink_runs = 0
-        # What the sink that is called in this thread is to do.
+        # Acts of the sink that is called in this thread.
         self.local = threading.local()
         self.restarting: list[threading.Thread] = []
         self.tag = uuid.uuid4().hex[:8]
@@ -198,14 +199,14 @@ class _Runner:
                         return
 
     def _one_run(self) -> bool:
-        """Whether the run came to its end by itself."""
+        """Run the program once. Return False if it left the loop early."""
         sources = {name: self._source(name) for name in self.program.sources}
         if self.program.form == "run":
             sources["f0"].run(self.spark, lambda batch: self._process({"f0": batch}))
             return True
         loops = {name: source.batches(self.spark) for name, source in sources.items()}
         with contextlib.ExitStack() as stack:
-            # A plain loop closes its generator when it is left; what is held by a name, as here, has to be closed.
+            # A plain for loop closes its generator when it is left. These have names, so they must be closed here.
             for loop in loops.values():
                 stack.callback(loop.close)
             while batches := {name: batch for name, loop in loops.items() if (batch := next(loop, None)) is not None}:
@@ -229,7 +230,7 @@ class _Runner:
         )
 
     def _turn(self, batches: dict[str, Any]) -> bool:
-        """One turn of the loop; False where it shall be left."""
+        """Process one batch of each source. Return False if the loop is to be left."""
         with contextlib.ExitStack() as stack:
             for batch in batches.values():
                 if self.program.form == "with":
@@ -238,17 +239,17 @@ class _Runner:
         if not (self._is_first and self.program.of_kind("break")):
             return True
         for batch in batches.values():
-            # A word that is not true has its own tests.
+            # Only call done() where it is true. Other tests cover a false done().
             if self.program.form == "done" and self.judge.is_done(self.ordinal):
                 batch.done()
-            # The end of a with block says that the batch is done.
+            # The end of a with block marks the batch as done.
             if not batch.is_done:
                 self._abandon("the loop was left")
         return False
 
     @property
     def _is_first(self) -> bool:
-        """Whether the batch at hand is one of those in which the program misbehaves."""
+        """Whether the current batch is one of the program's faulty batches."""
         return self.ordinal <= self.program.faulty_batches
 
     # -- one batch
@@ -282,7 +283,7 @@ class _Runner:
             raise KeyboardInterrupt if program.of_kind("interrupt") else BodyRaised("on purpose")
 
     def _note_trouble(self) -> None:
-        """What may explain that records of this batch are replayed, apart from rows that raised."""
+        """Note the faults that explain replays of this batch, apart from rows that raised."""
         kinds = ("server killed",) if self._is_first else ()
         for fault in self.program.of_kind(*kinds, "shuffled"):
             self.troubled[self.ordinal] = fault.kind
@@ -364,7 +365,7 @@ class _Runner:
                 self._write_execution(execution, name)
 
     def _explain(self, error: Exception) -> None:
-        """An action failed that should not: what explains it, or a finding."""
+        """Record an unexpected failure of an action: as a finding, unless a fault explains it."""
         self.troubled.setdefault(self.ordinal, _gist(error))
         faults = self.program.of_kind("server killed", "server restarts", "lose shuffle file")
         if not faults:
@@ -378,7 +379,7 @@ class _Runner:
     # -- steps
 
     def _frames(self, given: dict[str, DataFrame]) -> dict[str, DataFrame]:
-        """Each frame by its name; where a source has come to its end, what hangs on it alone is missing."""
+        """Return the frames by name, without those that depend only on a source that has ended."""
         frames = {name: self._parsed(name, df) for name, df in given.items()}
         for step in self.program.steps:
             legs = [frames[frame] for frame in step.of if frame in frames]
@@ -421,7 +422,7 @@ class _Runner:
         return self._noded(step, df)
 
     def _cogrouped(self, step: Step, legs: Sequence[DataFrame]) -> DataFrame:
-        # Where one of two sources has come to its end, a plain table takes the place of its rows.
+        # If one of two sources has ended, a plain table replaces its rows.
         other = legs[1] if len(legs) > 1 else self.spark.range(KEYS, KEYS + 3).selectExpr("id as k", "'plain' as t")
         tables = work.Grouped(step.salt, self._harm(step)).tables
         return cogroup("k", SCHEMA, name=f"cogroup-{step.name}")(tables)(legs[0], other)
@@ -465,7 +466,7 @@ class _Runner:
             shuffles="shuffled" in mine,
         )
 
-    # -- what a sink does; each gives a function that reads what stands in the output, or None where nobody can
+    # -- acts of a sink; each returns a function that reads the tokens in the output, or None if it cannot be read
 
     def _act(self, end: End, act: Act, rows: DataFrame, name: str) -> Callable[[], Tokens] | None:
         path = str(self.out / name)
@@ -506,7 +507,7 @@ class _Runner:
         return self._written(rows, how, path)
 
     def _written(self, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens]:
-        """Deliveries that are files in a folder."""
+        """Write files into the folder ``path``."""
         if how == "frame of rdd":
             rows = self.spark.createDataFrame(rows.rdd.map(lambda row: (row.k, row.t)), SCHEMA)
         elif how == "checkpointed":
@@ -561,7 +562,7 @@ class _Runner:
         return lambda: _stored(folder, "parquet", only=name)
 
     def _fail(self, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens]:
-        """Deliveries that fail; where there are no rows some of them have nothing to fail on, and go through."""
+        """Run a delivery that fails. Some succeed nevertheless if there are no rows."""
         raising = rows.withColumn("t", F.expr("if(hash(t) % 2 = 0, t, concat(t, raise_error('no room')))"))
         if how == "row raises":
             raising.write.parquet(path)
@@ -589,7 +590,7 @@ class _Runner:
         return lambda: _stored(Path(path), "parquet") if Path(path).exists() else Counter()
 
     def _part(self, rows: DataFrame, how: str, path: str) -> None:
-        """Deliveries of some rows only."""
+        """Deliver some of the rows only."""
         parts: dict[str, Callable[[], object]] = {
             "take": lambda: rows.take(5),
             "limit parquet": lambda: rows.limit(5).write.parquet(path),
@@ -607,7 +608,7 @@ class _Runner:
         }
         parts[how]()
 
-    # -- what is told of records
+    # -- events of the listener
 
     def hear_emitted(self, batch: int, pairs: Pairs) -> None:
         self.ordinal = self._ordinals.setdefault((self.runs, batch), len(self._ordinals) + 1 + self._ordinals_before)
@@ -651,7 +652,7 @@ class _Runner:
                 self._find("dead", f"record {number}: {why.reason(index).partition(chr(10))[0][:200]}")
         self._write({"dead": sorted(self.dead)})
 
-    # -- the account
+    # -- result
 
     def _open(self) -> list[int]:
         return sorted(set(range(self.program.records)) - self.acked - self.dead)
@@ -673,11 +674,10 @@ class _Runner:
         result.fired = bool(self.troubled) or any(self.notes.iterdir())
 
     def _find(self, kind: str, text: str) -> None:
-        # One of a kind says it; the others are counted.
         self.result.findings.append((kind, text))
         self._write({"finding": [kind, text]})
 
-    # -- over the death of a driver
+    # -- journal that survives a killed driver
 
     def _write(self, note: dict[str, Any]) -> None:
         if self.program.of_kind("driver killed"):
@@ -688,7 +688,7 @@ class _Runner:
         self._write({"execution": name, "went_through": execution.went_through})
 
     def _recall(self) -> None:
-        """What a driver that was killed had heard."""
+        """Load the state of a killed driver from the journal."""
         journal = self.folder / "journal.jsonl"
         if self.dies or not journal.exists():
             return
@@ -701,7 +701,7 @@ class _Runner:
             if "finding" in note:
                 self.result.findings.append(tuple(note["finding"]))
 
-    # -- around it
+    # -- set-up and clean-up
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
@@ -773,7 +773,7 @@ def _look(rows: DataFrame, how: str) -> None:
 
 
 def _brought(rows: DataFrame, how: str) -> list[str]:
-    """What comes to the driver."""
+    """Bring the rows to the driver and return their ``t``."""
     if how == "collect":
         return [row.t for row in rows.collect()]
     if how == "toPandas":
@@ -815,7 +815,7 @@ def _lines(path: str) -> Tokens:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """What a reader of the folder sees: nothing hidden, nothing under way."""
+    """Return the files that a reader of the folder sees, without hidden or unfinished ones."""
     return [
         file
         for file in folder.rglob("*")
@@ -826,7 +826,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _stored(folder: Path, kind: str, only: str | None = None) -> Tokens:
-    """The ways in files that Spark has written; ``only``: those of one insert into a table."""
+    """Return the tokens in files that Spark has written. ``only``: name of the one insert to read, for a table."""
     found: list[str] = []
     for file in _visible(folder):
         if kind == "json":

@@ -1,4 +1,4 @@
-"""Shrinking: from a program that fails to the smallest that fails in the same way."""
+"""Shrinking: reduce a failing program to a smaller one that fails in the same way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIES_MAX = 40
 
 
 def shrunk(bench: Bench, program: Program, result: Result) -> tuple[Program, Result]:
-    """The smallest program found that has a finding of the same kind, and its result."""
+    """Return the smallest program found that has a finding of the same kind, and its result."""
     kinds, tries = result.kinds, 0
     while True:
         for smaller in _smaller(program):
@@ -32,7 +32,7 @@ def shrunk(bench: Bench, program: Program, result: Result) -> tuple[Program, Res
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with one thing less, the largest things first."""
+    """Yield programs that have one part less. The largest parts go first."""
     yield from _without_a_step(program)
     for index in range(len(program.faults)):
         yield replace(program, faults=program.faults[:index] + program.faults[index + 1 :])
@@ -63,7 +63,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 
 def _without_a_step(program: Program) -> Iterator[Program]:
-    """A step with one input less (its consumers take its input), or the last step with all that hangs on it."""
+    """Yield programs without one step (its consumers take its input), or without one leg of a branch and its sink."""
     for index, step in enumerate(program.steps):
         if any(fault.at in step.gives for fault in program.faults):
             continue

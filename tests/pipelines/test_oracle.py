@@ -1,4 +1,4 @@
-"""The oracle and the generator by themselves: what they say of programs that can be worked out by hand."""
+"""Unit tests of the oracle and the generator, with programs small enough to work out by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def program(*steps: Step, faults: tuple[Fault, ...] = ()) -> Program:
 
 
 def judge(*executions: tuple[str, bool, list[str]]) -> Judge:
-    """Of a program that makes ``3.0`` and ``3.1`` of record 3, after these actions: (what, went through, output)."""
+    """Return a judge after these actions: (what, went through, output). The program makes ``3.0`` from record 3."""
     made = Judge(program(Step("operator", ("f0",), ("f1",), 6)))
     for what, went_through, output in executions:
         made.executions.append(
@@ -64,14 +64,14 @@ def test_a_record_may_be_acked_when_its_rows_stand_in_the_last_delivery_of_its_b
     assert "{'3.0': 1} are missing" in judge(("deliver", True, ["9.0"])).objection(1, 3)
     assert "of the same run (parquet) failed" in judge(("deliver", True, ["3.0"]), ("fail", False, [])).objection(1, 3)
     assert "no delivery" in judge(("look", True, []), ("part", True, ["9.0"])).objection(1, 3)
-    # A part that was all there was.
+    # A part that contained all rows.
     assert not judge(("look", True, []), ("part", True, ["3.0"])).objection(1, 3)
     assert "of the same run (parquet) failed" in judge(("part", True, ["3.0"]), ("fail", False, [])).objection(1, 3)
     assert "no delivery" in judge(("deliver", True, ["3.0"])).objection(2, 3)
     abandoned = judge(("deliver", True, ["3.0"]))
     abandoned.abandoned[1] = "the body raised"
     assert abandoned.objection(1, 3) == "the body raised"
-    # Record 2 has no children: there is nothing that could be missing.
+    # Record 2 has no children, so nothing can be missing.
     assert not judge().objection(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Random programs with random faults: whatever is drawn, no record is acked before all that it became is written."""
+"""Random programs with random faults: no record is acked before everything derived from it is written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 from tests.pipelines.bench import Bench, told
 from tests.pipelines.program import generate
 
-# Of the first ones those that between them have most of what can go wrong, also on the versions that users have; `make
-# pipelines` runs more.
+# A few early seeds that together cover most faults. They run on all supported versions; `make pipelines` runs more.
 SEEDS = (8, 2, 27)
 LONG = [seed for seed in range(1, 81) if seed not in SEEDS]
 

@@ -1,4 +1,4 @@
-"""What a program's steps do inside Spark's workers, and the harm that comes to them there on purpose."""
+"""User code of a program's steps, which runs in Spark's workers, and the faults that are injected there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = 7
 
 
 def numbers_in(t: str) -> set[int]:
-    """The records that the ways of a row begin with."""
+    """Return the record numbers with which the tokens of a row begin."""
     found = set()
     for way in t.split("|"):
         digits = len(way) - len(way.lstrip("0123456789"))
@@ -31,7 +31,7 @@ def marked(t: str, text: str) -> str:
 
 
 def first_time(folder: str, name: str) -> bool:
-    """True for the first caller in any process."""
+    """Return True to the first caller in any process, and False to all others."""
     try:
         os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -41,15 +41,17 @@ def first_time(folder: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Harm:
-    """What goes wrong in user code: for whole tasks once, for rows by their numbers. ``notes``: folder in which
-    each row that raised leaves the numbers of its records."""
+    """Faults in user code: once for a whole task, or for the rows of certain records.
+
+    ``notes``: folder with one file for each record that a raising row came from.
+    """
 
     notes: str
     local_dir: str
     name: str
     poison: frozenset[int] = frozenset()
     flaky_once: frozenset[int] = frozenset()
-    # At which sight of such a row user code raises: the first, or the second.
+    # User code raises at this evaluation of such a row: the first or the second.
     flaky_sight: int = 1
     flaky_share: float = 0.0
     kills: bool = False
@@ -57,7 +59,7 @@ class Harm:
     shuffles: bool = False
 
     def meet(self, t: str) -> None:
-        """Before user code sees a row."""
+        """Inject the faults due at a row. Runs before user code sees the row."""
         if self.loses and first_time(self.notes, f"lost.{self.name}"):
             self._lose_shuffle_file()
         if self.kills and first_time(self.notes, f"killed.{self.name}"):
@@ -73,7 +75,7 @@ class Harm:
             self._raise(numbers, "flaky")
 
     def _sight(self, number: int) -> int:
-        """How often user code has seen rows of record ``number``, this time included."""
+        """Return how often user code has seen rows of record ``number``, this time included."""
         sight = 1
         while not first_time(self.notes, f"flaky.{self.name}.{number}.{sight}"):
             sight += 1
@@ -92,8 +94,6 @@ class Harm:
 
 @dataclass(frozen=True)
 class Parse:
-    """A line becomes a row."""
-
     def rows(self, row: Any) -> Iterator[tuple[int, str]]:
         yield int(row.value) % KEYS, row.value
 
@@ -108,7 +108,7 @@ class Parse:
 
 @dataclass(frozen=True)
 class Fan:
-    """A row becomes none to three."""
+    """Turns a row into zero to three rows."""
 
     salt: int
     harm: Harm
@@ -144,7 +144,7 @@ class Fan:
 
 @dataclass(frozen=True)
 class Keeping:
-    """A row gets a new key and keeps the rest."""
+    """Gives a row a new key and keeps the rest."""
 
     salt: int
     harm: Harm
@@ -156,7 +156,7 @@ class Keeping:
 
 @dataclass(frozen=True)
 class Grouped:
-    """A group becomes one row of all, two of all, none, or each its own, as its key says."""
+    """Turns a group into one merged row, two merged rows, no row, or one row per row; the key decides."""
 
     salt: int
     harm: Harm
@@ -166,13 +166,13 @@ class Grouped:
         k = table.column("k")[0].as_py()
         every = list(range(len(ways)))
         whole = "|".join(ways)
-        # All of a group fail together.
+        # The rows of a group fail together.
         self.harm.meet(whole)
         made, parents = self._become(k, ways, whole, every)
         return _table(k, made), parents
 
     def tables(self, left: pa.Table, right: pa.Table) -> tuple[Any, ...]:
-        """The same of the rows of two frames, as if they were one."""
+        """Do the same as ``table`` with the rows of two frames, as if they were one."""
         sides = left.num_rows
         ways = [*left.column("t").to_pylist(), *right.column("t").to_pylist()]
         k = (left if sides else right).column("k")[0].as_py()
@@ -201,7 +201,7 @@ def _table(k: int, made: list[str]) -> pa.Table:
 
 @dataclass(frozen=True)
 class WriteRows:
-    """``foreachPartition``, ``foreach`` and the like: one file of lines a call, complete when it has its name."""
+    """Functions for ``foreachPartition``, ``foreach`` and the like, which write one file of lines per call."""
 
     folder: str
     raises: bool = False
@@ -219,7 +219,7 @@ class WriteRows:
         self.end()
 
     def first(self, rows: Iterable[Any]) -> None:
-        """Reads one row of its partition and leaves the others."""
+        """Write only the first row of the partition."""
         for row in rows:
             self.row(row)
             return
@@ -231,7 +231,7 @@ class WriteRows:
 
 @dataclass(frozen=True)
 class LateHarm:
-    """A step of the user's below the sink that comes to harm when everything was read: once, or always."""
+    """A user's step before the sink that fails after it has read everything, once or always."""
 
     notes: str
     kills: bool
@@ -249,7 +249,7 @@ class LateHarm:
 
 
 def first_batch_only(batches: Iterable[Any]) -> Iterator[Any]:
-    """The user's own step that takes one batch and leaves the others."""
+    """Yield the first batch and leave the others unread."""
     for batch in batches:
         yield batch
         return

@@ -1,4 +1,4 @@
-"""What a report may hold: roots that share slots, and updates of all kinds."""
+"""Hypothesis strategies for the contents of reports: roots that share slots, and updates of all kinds."""
 
 from __future__ import annotations
 

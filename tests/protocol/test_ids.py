@@ -1,4 +1,4 @@
-"""Properties of the arithmetic: it loses nothing, and the source finds its numbers again."""
+"""Properties of the arithmetic of ids: it is invertible, and a source gets its numbers back from its roots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of the .proto never change their meaning: a client of this version meets servers of the next."""
+"""Numbers in the .proto never change their meaning, because clients of this version call servers of the next."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIELDS = {
     "PinsRequest": "session",
     "PinsReply": "incarnation status detail pins epoch",
 }
-# In every reply at the same place, whatever else it gets.
+# The field ``ensemble`` has this number in every reply.
 ENSEMBLE = 15
 ENUMS = [messages.Status, messages.Verdict, messages.Cause, messages.Settlement, messages.MemberState]
 METHODS = "Hello Apply OpenBatch Settle Watch Stats View Drain Pins"

@@ -1,4 +1,4 @@
-"""Placements: the bounds of each member, what moves when one comes or goes, and the steps of the .proto beside ours."""
+"""Placements: load bounds of members, movements on joins and leaves, and comparison with the steps of the .proto."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def view(ids: Iterable[int], *, generation: int = 1, epoch: int = 3) -> View:
 
 
 def ids_of(placed: Placement) -> np.ndarray:
-    """The ids of the members that hold each slot, in order: int64[1024, R]."""
+    """Return the ids of the members that hold each slot, in order: int64[1024, R]."""
     return np.array([member.id for member in placed.members])[placed.replicas]
 
 
 def held_by(placed: Placement) -> set[tuple[int, int]]:
-    """Who holds which slot: (slot, id)."""
+    """Return (slot, member id) for each replica."""
     return {(at, each) for at, owners in enumerate(ids_of(placed).tolist()) for each in owners}
 
 
 def moved(before: Placement, after: Placement) -> int:
-    """How many replicas of slots live on a member after that did not hold them before."""
+    """Return how many replicas of slots are on a member that did not hold them before."""
     return len(held_by(after) - held_by(before))
 
 
@@ -81,7 +81,7 @@ def test_each_slot_has_its_replicas_on_distinct_members_and_no_member_has_more_t
 
 
 def strangers(count: int, seed: int) -> Iterator[tuple[Arguments, bool]]:
-    """Random placements; whether ours is that of a stranger, who knew the text of acker.proto alone."""
+    """Yield random arguments, and whether ours equals the placement coded from the text of acker.proto alone."""
     draw = random.Random(seed)
     for _ in range(count):
         ids = draw.sample(range(draw.choice([4, 9, 14, 40])), draw.randrange(1, 5)) if draw.random() < 0.5 else []
@@ -126,7 +126,7 @@ def test_the_bound_is_a_twentieth_above_the_mean_rounded_up() -> None:
 
 
 def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange() -> None:
-    # Made up: members 0 and 1 fill up, and member 2, which has room, holds every slot that lacks a replica.
+    # Constructed: members 0 and 1 fill up. Member 2 has room, but already holds every slot that lacks a replica.
     full, lacking = [0, 1], [2, module._NOBODY]
     held = np.array([full] * 600 + [lacking] * 424)
     expected: list[list[int | None]] = [[0, 1] for _ in range(600)]
@@ -141,7 +141,7 @@ def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange() -
     assert all(len(set(owners)) == 2 for owners in held.tolist())
 
 
-# -- what stays where it is
+# -- stability
 
 
 @settings(max_examples=50)
@@ -261,7 +261,7 @@ def test_a_placement_is_not_written_into() -> None:
         place(view([0]), 1, 2, 1).replicas[0] = 1
 
 
-# -- what is refused
+# -- refused arguments
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reports against dumb twins: whatever is folded and however it is cut, the same comes out."""
+"""Reports against simple models: folding and packing lose nothing, whatever the updates and the message size."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Twin = dict[int, list[Any]]
 
 WHO = Identity(1, 2)
 
-# From less than one entry a message to everything in one.
+# From less than one entry per message to all entries in one message.
 message_bytes = st.sampled_from([1, 17, 40, 100, 400, reports.MESSAGE_BYTES])
 
 
 def fold_twin(given_updates: list[Update]) -> Twin:
-    """What the updates come to, in wire order."""
+    """Fold the updates in a simple way. The result is in wire order."""
     folded: Twin = {}
     for root, val, kind, reason in given_updates:
         entry = folded.setdefault(root, [0, 0, None])
@@ -37,7 +37,7 @@ def fold_twin(given_updates: list[Update]) -> Twin:
 
 
 def as_twin(entries: Entries) -> Twin:
-    """What the entries say, in the form of the twin."""
+    """Convert entries to the form of the model."""
     kinds_of = entries.kinds.tolist() or [ACK] * len(entries)
     reason_ids = iter(entries.reason_ids.tolist())
     return {

@@ -1,4 +1,4 @@
-"""The vectors are what another language follows, so our own arithmetic has to follow them too."""
+"""Our arithmetic matches the test vectors that implementations in other languages use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire: what is encoded is decoded the same, and what is malformed is named and never worse than Malformed."""
+"""The wire format: decoding inverts encoding, and malformed bytes raise only Malformed, which names the field."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ members = st.builds(
 
 _Sent = TypeVar("_Sent", bound=Message)
 
-# Messages whose fields compare by value: class in protobuf, drawn messages.
+# Messages whose fields compare by value: (protobuf class, strategy for messages).
 PLAIN: dict[type[Any], tuple[type[Message], st.SearchStrategy[Any]]] = {
     messages.Hello: (pb.HelloRequest, st.builds(messages.Hello, uint32, sentences)),
     messages.HelloReply: (

@@ -1,7 +1,6 @@
-"""Cluster: real servers and clients as processes, forked from one that has loaded what they need; paths between them.
+"""Cluster: real servers as processes, and the process that servers and clients are forked from.
 
-Decides how each thing that happens is done. A server is ``python -m acker_service serve`` without the seconds in which
-Python loads it.
+A forked server equals ``python -m acker_service serve``, but saves the seconds in which Python loads its modules.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from acker_testing.child import Child, python_path
 from tests.faults.servers import SESSION_S, Servers
 
 LOADED = ("acker_service.server", "acker_client", "grpc", "tests.schedules.worker")
-# Below those that the system gives to whoever connects.
+# Below the range of ephemeral ports.
 PORTS = range(12_000, 30_000)
 STARTS_MAX = 5
 
@@ -33,13 +32,13 @@ FORKS = multiprocessing.get_context("forkserver")
 
 
 def load() -> None:
-    """Let the process that all others are forked from load what they need."""
+    """Preload modules in the process from which all others are forked."""
     os.environ["PYTHONPATH"] = python_path()
     FORKS.set_forkserver_preload(list(LOADED))
 
 
 def end_with_parent() -> None:
-    """Let this process end when the one that started it does, in whatever way."""
+    """Kill this process when its parent ends, for whatever reason."""
     parent = parent_process()
     assert parent is not None
 
@@ -51,14 +50,14 @@ def end_with_parent() -> None:
 
 
 def log_to(path: Path) -> None:
-    """What this process writes goes to a file."""
+    """Redirect stdout and stderr of this process to a file."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
 
 
 def serve(folder: Path, flags: list[str]) -> None:
-    """What a server's process runs."""
+    """Run a server. Entry point of a server's process."""
     log_to(folder / "server.log")
     end_with_parent()
     for name in [name for name in os.environ if name.startswith("ACKER_")]:
@@ -69,7 +68,7 @@ def serve(folder: Path, flags: list[str]) -> None:
 
 
 class Forked:
-    """A forked process, with what is needed here of :class:`subprocess.Popen`."""
+    """A forked process with the part of the interface of :class:`subprocess.Popen` that is needed here."""
 
     stdin = None
 
@@ -103,8 +102,6 @@ class Forked:
 
 
 class ForkedServer(Child):
-    """As a :class:`Child`."""
-
     def __init__(self, folder: Path, *flags: str) -> None:
         self.address = ""
         self._ready = folder / "ready.json"
@@ -115,7 +112,7 @@ class ForkedServer(Child):
 
 
 class Cluster(Servers):
-    """Servers with a ZooKeeper. Each keeps its port, its state directory and its id for ever."""
+    """Servers with a ZooKeeper. A server keeps its port, state directory and id over restarts."""
 
     def __init__(self, folder: Path, zookeeper: str, ids: Iterable[int]) -> None:
         super().__init__(folder, zookeeper)
@@ -123,8 +120,7 @@ class Cluster(Servers):
         self.addresses = {id: f"127.0.0.1:{port.getsockname()[1]}" for id, port in self._reserved.items()}
 
     def start(self, *ids: int) -> None:
-        """Start servers side by side, and return when all of them serve. One that finds no ZooKeeper in time ends, and
-        is started again."""
+        """Start servers concurrently, and return when all of them serve. Retry those that find no ZooKeeper in time."""
         for id in ids:
             self._children[id] = self._begin(id)
         for id in ids:
@@ -138,12 +134,12 @@ class Cluster(Servers):
                     self._children[id] = self._begin(id)
 
     def restart(self, id: int) -> None:
-        """A planned restart, with the state."""
+        """Do a planned restart that keeps the state."""
         self.stop(id)
         self.start(id)
 
     def stop(self, id: int) -> None:
-        """A planned stop, with the state."""
+        """Do a planned stop that keeps the state."""
         status = self._children.pop(id).terminate()
         if status:
             raise RuntimeError(f"server {id} ended with {status} at a planned stop")
@@ -168,17 +164,15 @@ class Cluster(Servers):
 
 
 class Zoo(ZooKeeperProcess):
-    """A ZooKeeper that may be emptied."""
-
     def empty(self) -> None:
-        """It stops, loses its data, and starts again."""
+        """Restart it without its data."""
         self.kill()
         shutil.rmtree(self._folder / "data")
         self.start()
 
 
 def _reserved() -> socket.socket:
-    """A port that nobody else takes while this socket is open: only what listens may share it (SO_REUSEADDR)."""
+    """Reserve a port: while this socket is open, only a listening socket can share its port (SO_REUSEADDR)."""
     while True:
         taken = socket.socket()
         try:

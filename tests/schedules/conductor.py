@@ -1,7 +1,7 @@
-"""Conductor: one run of a schedule: who is told what, when something happens, and what the oracle is told of it.
+"""Conductor: runs one schedule. It commands the client processes, injects the faults, and informs the oracle.
 
-Decides the order of all that the parent does. Moments are counts of steps; only where nothing moves time goes on by
-itself, so that a fault that blocks everybody is followed by its mend.
+A moment is a count of completed steps. If nothing moves for a while, the moment advances nevertheless, so that a fault
+that blocks every process is followed by its repair.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tests.schedules.oracle import Oracle
 from tests.schedules.schedule import HEALS, Fate, Fault, Node, Schedule
 from tests.schedules.worker import work
 
-# Of a client. A server that does not answer for so long is left out, where another replica answers.
+# Options of each client. It leaves out a server after replica_wait_s without an answer, if another replica answers.
 OPTIONS = {"budget_s": 5.0, "call_timeout_s": 2.0, "replica_wait_s": 4.0}
 CHUNK = 16
-# How many records at most are under way when more are emitted.
+# Emit more records only while fewer than this many are being processed.
 UNDER_WAY = 60
 STALL_S = 1.0
-# For each stall, so many of all steps count as done.
+# Each stall advances the moment by this fraction of all steps.
 STALL_PARTS = 20
-# How long the last outcomes may take once all may time out, and how long a second one is waited for.
+# How long to wait for the last outcomes after the latest timeout, and then for duplicate outcomes.
 LATE_S = 60.0
 LINGER_S = 1.0
 READY_S = 60.0
-# Nothing takes as long as this.
+# A run that takes longer is stuck.
 STUCK_S = 400.0
 
 
 def begin_worker(pipe: Connection, log: Path, *given: Any) -> None:
-    """What a client's process runs."""
+    """Run a client. Entry point of a client's process."""
     log_to(log)
     end_with_parent()
     work(pipe, *given)
@@ -46,7 +46,7 @@ def begin_worker(pipe: Connection, log: Path, *given: Any) -> None:
 
 @dataclass
 class Client:
-    """A client's process, seen from here, with what it is still to do."""
+    """A client's process, and its pending tasks."""
 
     pipe: Connection
     process: Forked
@@ -57,7 +57,7 @@ class Client:
 
 @dataclass
 class Record:
-    """A record that somebody is to handle."""
+    """A record that a process has to handle."""
 
     root: int
     edge: int
@@ -67,8 +67,10 @@ class Record:
 
 @dataclass
 class Task:
-    """One command: the trees that are emitted, the records that are handled, or the sources that are joined. ``roots``:
-    emitted, and not handed on."""
+    """One command: trees to emit, records to handle, or sources to join.
+
+    ``roots``: root records that are emitted, but not yet handed on to the processes that handle them.
+    """
 
     trees: tuple[Node, ...] = ()
     records: list[Record] = field(default_factory=list)
@@ -79,8 +81,6 @@ class Task:
 
 @dataclass
 class Result:
-    """What came of a run."""
-
     schedule: Schedule
     findings: list[str]
     transcript: list[str]
@@ -91,7 +91,7 @@ class Result:
 
 
 class Conductor:
-    """``mutant``: what is changed in the clients."""
+    """Runs one schedule. ``mutant``: name of the rule that clients break; "" for none."""
 
     def __init__(self, schedule: Schedule, folder: Path, zoo: Zoo, mutant: str = "") -> None:
         self._schedule = schedule
@@ -120,7 +120,7 @@ class Conductor:
         self._folder = folder
 
     def run(self) -> Result:
-        """Do all of it, and judge."""
+        """Run the schedule and return the result with the oracle's findings."""
         try:
             self._start()
             self._work()
@@ -262,10 +262,10 @@ class Conductor:
             except EOFError:
                 raise RuntimeError(f"process {number} ended by itself: see its log") from None
 
-    # -- what clients are told, and what they say
+    # -- commands to clients, and their messages
 
     def _listen_next(self) -> None:
-        """Let those watch whose moment has come, or when nothing else is left."""
+        """Let emitters begin to watch if their moment has come, or if no fault and no wave is left."""
         for number, emitter in enumerate(self._schedule.emitters):
             is_due = self._moment >= emitter.watches_from or not (self._faults or any(self._waves))
             if is_due and number not in self._listening and self._clients[number].task is None:
@@ -275,12 +275,12 @@ class Conductor:
         for number, waves in enumerate(self._waves):
             client = self._clients[number]
             is_emitting = any(task.trees for task in (*client.todo, *([client.task] if client.task else [])))
-            # What is under way may be blocked: then more comes with the moments.
+            # Records under way may be blocked. The next wave then still comes at its moment.
             if waves and not is_emitting and self._under_way < UNDER_WAY and self._is_due(waves[0].at):
                 client.todo.append(Task(trees=waves.popleft().trees))
 
     def _is_due(self, at: int) -> bool:
-        """Whether the moment of a wave has come. Waves and faults have one order."""
+        """Whether the moment of a wave has come. Earlier faults go first."""
         if self._striking is not None or (self._faults and self._faults[0].at < at):
             return False
         return self._moment >= at or not any(client.task or client.todo for client in self._clients)
@@ -336,7 +336,7 @@ class Conductor:
             task.roots.append(Record(root, edge, tree, fails=False))
         if self._schedule.hands_on_early:
             self._hand_on(task)
-        # The init may have been sent later, but not after this.
+        # The init was sent before this moment at the latest.
         self._may_time_out_s = time.monotonic() + timeout_s
 
     def _hand_on(self, task: Task) -> None:
@@ -375,14 +375,14 @@ class Conductor:
             elif how == "done":
                 self._oracle.end_ack(each.root, each.edge, time.monotonic())
             if each.fails and each.node.fate is Fate.FAIL_THEN_ACK:
-                # Somebody else acks it all the same, once the next fault has struck.
+                # Another process acks it nevertheless, after the next fault.
                 self._held.append(Record(each.root, each.edge, each.node, fails=False))
                 self._under_way += 1
         if not self._faults and self._striking is None:
             self._release()
 
     def _put(self, records: list[Record]) -> None:
-        """Give records to those who handle them."""
+        """Give records to the processes that handle them."""
         chosen = defaultdict(list)
         for each in records:
             if each.node.fate is Fate.NEVER:
@@ -401,7 +401,7 @@ class Conductor:
                 todo[-1].records.append(each)
 
     def _release(self) -> None:
-        """Let those be acked whose trees have failed before the last fault."""
+        """Release the held records, whose trees have failed: other processes now ack them."""
         chosen = defaultdict(list)
         for each in self._held:
             chosen[each.node.again].append(each)

@@ -1,4 +1,4 @@
-"""Mutants: clients that break a promise, by name. Each changes one rule of the client in its own process.
+"""Mutants: clients that break a promise, by name. Each patches one rule of the client, in the client's process.
 
 Only this module uses internals of the client. Schedules and their oracle use its public API.
 """
@@ -29,7 +29,7 @@ def leave_out_alone() -> None:
 
 
 def drop_unanswered() -> None:
-    """A flush whose budget is spent drops its report and returns."""
+    """Drop the report and return when the time budget of a flush is spent."""
     send = AckerClient._send_oldest
 
     def drop(client: AckerClient, state: Any, budget_s: float) -> None:

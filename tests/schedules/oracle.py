@@ -1,7 +1,7 @@
-"""Oracle: what really happened to each root, and whether its outcome may be said of it. Pure.
+"""Oracle: knows what really happened to each root, and decides whether its outcome is allowed. Without I/O.
 
-Decides by the order in which the parent of all processes saw things: what it has not yet told any process to do has not
-been done, and what a process has answered has been done. Shares no code with the product.
+It relies on the order of events in the parent of all processes. A command that was not sent yet has not been executed.
+A command that was answered has been executed. It shares no code with the product.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
-# A root that is emitted so long after a server was well again, or was gone, does not live on what was hit: a session
-# with ZooKeeper lasts 2 s, then the source hears of it.
+# A root that is emitted this long after a server recovered or was lost is not affected by the fault. The server's
+# ZooKeeper session lasts 2 s; then the source hears of the change.
 GRACE_S = 10.0
 
 
 @dataclass
 class Edge:
-    """One record. Moments (counts of what the parent saw): when its ack was asked for, and when that was answered."""
+    """One record. The moments (event counts) at which its ack was requested, and at which the request was answered."""
 
     ack_begun: int = 0
     ack_sure: int = 0
@@ -25,8 +25,10 @@ class Edge:
 
 @dataclass
 class Root:
-    """``edges``: the records that are known so far; ``awaited``: how many are not known yet. ``failed_sure``: when the
-    flush of a fail had returned. ``until_s``: when it may time out at the earliest."""
+    """One root. ``edges``: the known records of its tree; ``awaited``: number of derived records not known yet.
+
+    ``failed_sure``: moment at which the flush of a fail returned. ``until_s``: earliest time of a timeout.
+    """
 
     emitter: int
     begun_s: float
@@ -35,14 +37,14 @@ class Root:
     awaited: int = 0
     fail_begun: int = 0
     failed_sure: int = 0
-    # The moment on the clock at which the last ack was answered; infinite while one is not.
+    # Clock time at which the last ack was answered; infinite while one is missing.
     acked_at_s: float = float("inf")
     outcome: str = ""
     why: str = ""
 
     @property
     def acks_begun(self) -> bool:
-        """Whether somebody was told to ack every record of the tree."""
+        """Whether an ack was requested for every record of the tree."""
         return not self.awaited and all(edge.ack_begun for edge in self.edges.values())
 
     @property
@@ -51,12 +53,12 @@ class Root:
 
 
 class Oracle:
-    """Not thread-safe. ``replicas``: on how many servers a root lives."""
+    """Judges the outcomes of one run. Not thread-safe. ``replicas``: number of servers that hold a root."""
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
         self._moments = itertools.count(1)
-        # By server, and the process that cannot reach it (-1: no process can): until when, infinite while it is so.
+        # Key: server, and the process that cannot reach it (-1: all). Value: end of the fault; infinite while it lasts.
         self._hit: dict[tuple[int, int], float] = {}
         self.roots: dict[int, Root] = {}
         self.findings: list[str] = []
@@ -64,12 +66,12 @@ class Oracle:
         self.excused = 0
 
     def emit(self, root: int, edge: int, emitter: int, begun_s: float, timeout_s: float) -> None:
-        """``begun_s``: before it was emitted."""
+        """Register a root. ``begun_s``: a time before it was emitted."""
         assert root not in self.roots, "two roots have one id"
         self.roots[root] = Root(emitter, begun_s, begun_s + timeout_s, {edge: Edge()})
 
     def begin_ack(self, root: int, edge: int, children: int) -> None:
-        """Somebody is about to be told to ack ``edge``, and to derive so many records from it."""
+        """Note that a process is about to ack ``edge`` and to derive ``children`` records from it."""
         of = self.roots[root]
         of.edges[edge].ack_begun = next(self._moments)
         of.awaited += children
@@ -80,7 +82,7 @@ class Oracle:
         of.edges |= {edge: Edge() for edge in edges}
 
     def end_ack(self, root: int, edge: int, now_s: float) -> None:
-        """The flush of the ack has returned."""
+        """Note that the flush of the ack has returned."""
         of = self.roots[root]
         of.edges[edge].ack_sure = next(self._moments)
         if of.is_acked:
@@ -90,11 +92,11 @@ class Oracle:
         self.roots[root].fail_begun = next(self._moments)
 
     def end_fail(self, root: int) -> None:
-        """The flush of the fail has returned."""
+        """Note that the flush of the fail has returned."""
         self.roots[root].failed_sure = self.roots[root].failed_sure or next(self._moments)
 
     def end_call(self, worker: int, how: str, took_s: float, troubles: list[str]) -> None:
-        """A process has come back from a call."""
+        """Check the end of a process's command: "unknown" is a finding, and "refused" unless faults explain it."""
         last = troubles[-1] if troubles else "no trouble"
         if how == "unknown":
             self.findings.append(f"stuck: process {worker} gave up after {took_s:.0f} s: {last}")
@@ -102,16 +104,16 @@ class Oracle:
             self.findings.append(f"refused: process {worker}, and servers {hit} were hit: {last}")
 
     def hit(self, server: int, worker: int = -1) -> None:
-        """From here on what the server knew may be lost, or of no use."""
+        """Note a fault: from now on, the server's state may be lost or unreachable."""
         self._hit[server, worker] = float("inf")
 
     def heal(self, server: int, now_s: float, worker: int = -1) -> None:
-        """The server is well, or gone for good, if it was hit."""
+        """Note the end of a fault, if there was one: the server has recovered, or is gone for good."""
         if (server, worker) in self._hit:
             self._hit[server, worker] = now_s
 
     def hear(self, root: int, verdict: str, reason: str, emitter: int) -> None:
-        """An outcome has come."""
+        """Check an outcome that an emitter has received."""
         self.outcomes[verdict] += 1
         of = self.roots.get(root)
         if of is None:
@@ -151,7 +153,7 @@ class Oracle:
             self._find("needless", root, f"{said}, and all was acked {early_s:.1f} s before it could time out")
 
     def _hit_since(self, begun_s: float) -> list[int]:
-        """The servers that were hit when a root that was begun then may have lived on them."""
+        """Return the servers whose faults may affect a root that was emitted at ``begun_s``."""
         return sorted({server for (server, _), until_s in self._hit.items() if begun_s < until_s + GRACE_S})
 
     @property
@@ -159,7 +161,7 @@ class Oracle:
         return [root for root, of in self.roots.items() if not of.outcome]
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Add a finding for each root without an outcome. Call at the end of the run."""
         for root in self.pending:
             of = self.roots[root]
             done = "all acked" if of.is_acked else "failed" if of.failed_sure else "not all acked"

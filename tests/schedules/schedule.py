@@ -1,6 +1,6 @@
-"""Schedule: what happens in one run, drawn from its seed: processes, trees, faults.
+"""Schedule: the processes, trees and faults of one run, generated from its seed.
 
-Decides nothing while it runs: moments are counts of records that were handled. Shares no code with the product.
+It is fixed before the run: the moments are counts of handled records. It shares no code with the product.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 
 
 class Fate(StrEnum):
-    """What becomes of one record. ``FAIL_THEN_ACK``: its tree is failed, and once the flush of that has returned,
-    another process acks the record all the same."""
+    """What happens to one record.
+
+    ``FAIL_THEN_ACK``: a process fails its tree. After the flush of the fail, another process acks the record.
+    """
 
     ACK = "ack"
     FAIL = "fail"
@@ -24,7 +26,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
-    """A record: which process handles it, how, and what is derived from it. ``again``: who acks it after a fail."""
+    """A record, and the records derived from it. ``again``: the process that acks it after ``worker`` has failed it."""
 
     worker: int
     fate: Fate
@@ -38,14 +40,16 @@ class Node:
 
     @property
     def steps(self) -> int:
-        """How many records are handled in this tree, those that are handled twice counted twice."""
+        """Number of times that records of this tree are handled."""
         return sum(2 if node.fate is Fate.FAIL_THEN_ACK else 1 for node in self.walk() if node.fate is not Fate.NEVER)
 
 
 @dataclass(frozen=True)
 class Emitter:
-    """A process with a source. ``waves``: the trees that it emits together. ``watches_aside``: in a thread.
-    ``watches_from``: it watches once so many steps are done."""
+    """A process with a source. ``watches_aside``: it watches in a thread of its own.
+
+    ``watches_from``: the number of steps after which it begins to watch.
+    """
 
     lease_s: float
     timeout_s: float
@@ -56,7 +60,7 @@ class Emitter:
 
 @dataclass(frozen=True)
 class Wave:
-    """Trees that are emitted together, after so many steps."""
+    """Trees that are emitted together, after ``at`` steps."""
 
     at: int
     trees: tuple[Node, ...]
@@ -68,8 +72,11 @@ class Wave:
 
 @dataclass(frozen=True)
 class Fault:
-    """``at``: after so many steps. ``after_s``: and so long after what happened before it, which a server's session
-    with ZooKeeper or a client's call may outlast or not. ``server``, ``worker``: -1 where the kind has none."""
+    """A fault, ``at`` steps after the start and at least ``after_s`` seconds after the previous fault.
+
+    ``after_s`` varies so that a server's ZooKeeper session or a client's call sometimes ends in between. ``server``,
+    ``worker``: -1 where the kind has none.
+    """
 
     at: int
     after_s: float
@@ -84,18 +91,20 @@ class Fault:
         return f"@{self.at}+{self.after_s:g}s {self.kind}{on}{by}{f' ({self.way})' if self.way else ''}"
 
 
-# These take from a server what it knows. A path that is cut does where the source cannot reach the server and leaves it
-# out. Other processes wait.
+# Faults after which a server's state may be lost. A cut path counts only if it cuts off a source, which then leaves the
+# server out. Other processes wait.
 HITS = frozenset({"kill", "pause", "cut"})
-# And after these it is well, or known to be gone soon.
+# After these, the server has recovered, or the others will soon know that it is gone.
 HEALS = frozenset({"kill", "resume", "mend"})
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """``servers``: how many start; ids above are for those that join. Processes: the emitters, then the ackers.
-    ``hands_on_early``: a process hands records on before its flush, and not after it. ``joins_late``: those that ack
-    know the sources only once they have something to do."""
+    """One run. ``servers``: number of servers at the start; higher ids are for servers that join later.
+
+    Client processes are numbered: first the emitters, then the ackers. ``hands_on_early``: processes hand records on
+    before their flush instead of after it. ``joins_late``: ackers join the sources only before their first task.
+    """
 
     seed: int
     servers: int
@@ -133,14 +142,13 @@ class Schedule:
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
-        """The schedule of a seed: always the same."""
         rng = random.Random(f"schedule {seed}")
         if seed % CUT_OFF_EVERY == 0:
             return _cut_off(rng, seed)
         servers, replicas = rng.randint(3, 5), rng.choice((1, 2, 2, 3))
         count, ackers = rng.choice((1, 1, 2)), rng.choice((1, 2, 2, 3))
         workers = range(count + ackers)
-        # This one is likely to fail what it gets, and to be cut off.
+        # This process is likely to fail its records, and to be cut off.
         suspect = rng.choice(workers[count:])
         emitters = tuple(_emitter(rng, workers, count, suspect) for _ in range(count))
         without = cls(seed, servers, replicas, emitters, ackers, rng.random() < 0.3, rng.random() < 0.3, ())
@@ -148,8 +156,11 @@ class Schedule:
 
 
 def _cut_off(rng: random.Random, seed: int) -> Schedule:
-    """A process that one server cannot hear fails its records there, or half of that: either way may be cut. Then the
-    other server of some of them is killed, another process acks them, and the path is mended."""
+    """Return a schedule with faults in an order that once ended in a false ACK.
+
+    A process fails its records while its requests cannot reach one server. Then the other replica of some of them is
+    killed, other processes ack the records, and the path is mended.
+    """
     emitter, suspect, other = 0, 1, 2
     leaf = Node(rng.choice((emitter, other)), Fate.ACK)
 
@@ -160,7 +171,7 @@ def _cut_off(rng: random.Random, seed: int) -> Schedule:
     for trees in ([leaf] * 5, [failed() for _ in range(rng.choice((10, 30)))], [leaf] * 10):
         waves.append(Wave(at, tuple(trees)))
         at += waves[-1].steps
-    # The fails are the third part of what comes of their wave, and wait for nobody.
+    # The second wave has about one emit, one fail and one ack per tree. The fails do not wait for other steps.
     first, fails = waves[1].at, len(waves[1].trees)
     cut, killed = rng.sample(range(3), 2)
     way = rng.choice(("both", "to server"))
@@ -169,7 +180,7 @@ def _cut_off(rng: random.Random, seed: int) -> Schedule:
         Fault(first + 2 * fails, 5.0, "kill", killed),
         Fault(waves[2].at - fails // 2, 3.0, "mend", cut, suspect, way),
     )
-    # Else it would hear at once of what has failed at the server that is then killed.
+    # Watches late, or else it would hear of the fails at once from the server that is killed later.
     emits = Emitter(15.0, 60.0, rng.random() < 0.5, tuple(waves), waves[2].at)
     return Schedule(seed, 3, 2, (emits,), 2, rng.random() < 0.3, rng.random() < 0.3, faults)
 
@@ -187,7 +198,7 @@ def _emitter(rng: random.Random, workers: range, count: int, suspect: int) -> Em
         at += waves[-1].steps * rng.randint(1, count)
     timeout_s = rng.choice((6.0, 8.0)) if leaves_some else 60.0
     lease_s, watches_aside = rng.choice((8.0, 15.0, 30.0)), rng.random() < 0.5
-    # A source that does not watch while its flush waits needs a lease that is longer than that.
+    # A source that cannot watch during its flush needs a lease that is longer than the flush.
     return Emitter(lease_s if watches_aside else 30.0, timeout_s, watches_aside, tuple(waves))
 
 
@@ -207,11 +218,11 @@ def _node(
 
 
 WAYS = ("both", "both", "to server", "to client")
-# One seed of so many is a schedule that once ended in a false ACK.
+# One seed in this many gives a schedule of _cut_off.
 CUT_OFF_EVERY = 10
-# Servers register then.
+# Kinds in which a server registers in ZooKeeper.
 STARTS = frozenset({"start", "join", "restart"})
-# How often each of them is drawn. What ends ends with the last word.
+# Weight of each sequence of faults. The last fault of a sequence ends it.
 STORIES = {
     "kill": 3,
     "kill, start": 3,
@@ -231,8 +242,11 @@ STORIES = {
 
 
 class _Timeline:
-    """Faults that do not get in each other's way: one thing at a time happens to a server or a path, no server starts
-    while ZooKeeper is away, and one server at least is not killed."""
+    """Collects faults that do not conflict.
+
+    A server or path has one fault at a time, no server starts while ZooKeeper is away, and at least one server is never
+    killed.
+    """
 
     def __init__(self, rng: random.Random, schedule: Schedule, suspect: int) -> None:
         self._rng = rng
@@ -241,16 +255,16 @@ class _Timeline:
         self._suspect = suspect
         self._servers = rng.sample(range(schedule.servers), schedule.servers)
         self._fresh = schedule.servers
-        # What is taken from when to when: a server, a path, or ZooKeeper.
+        # (server, path or "zk", begin, end) of each fault.
         self._taken: list[tuple[Any, int, int]] = []
         self.faults: list[Fault] = []
 
     def add(self, kind: str) -> None:
-        """Draw a story of this kind, unless what it needs is taken."""
+        """Add faults of this kind at a random moment, unless they conflict with earlier ones."""
         rng, total = self._rng, self._total
         begin = rng.randint(total // 20, max(total // 20, 9 * total // 10))
         end = min(begin + rng.choice((total // 20, total // 8, total // 3)), total - 1)
-        # The first one is spared.
+        # The first server never fails.
         server = rng.choice(self._servers[1:])
         first, *rest = kind.split(", ")
         if kind == "roll":
@@ -280,7 +294,7 @@ class _Timeline:
                 self._put(end, last, server, lasts=True)
 
     def _roll(self, begin: int) -> None:
-        """A planned restart of all servers, one after the other."""
+        """Restart all servers, one after the other, as planned restarts."""
         end = min(begin + len(self._servers) * self._total // 20, self._total - 1)
         if all(end < b or e < begin for who, b, e in self._taken if not isinstance(who, tuple)):
             for k, server in enumerate(self._servers):
@@ -288,7 +302,7 @@ class _Timeline:
                 self._put(begin + k * (end - begin) // len(self._servers), "restart", server)
 
     def _cut_and_kill(self, begin: int, end: int, server: int) -> None:
-        """A process that is likely to fail records cannot reach a server. Then another server is killed."""
+        """Cut the path from the suspect (a process likely to fail records) to a server, then kill another server."""
         others = [each for each in self._servers[1:] if each != server]
         if others and end - begin > 1 and self._take((self._suspect, server), begin, end):
             way, other = self._rng.choice(WAYS), self._rng.choice(others)
@@ -312,7 +326,7 @@ class _Timeline:
 
 
 def _faults(rng: random.Random, schedule: Schedule, suspect: int) -> tuple[Fault, ...]:
-    """Some stories of some kinds, in the order of their moments."""
+    """Return random faults of some kinds, in order."""
     timeline, kinds = _Timeline(rng, schedule, suspect), rng.sample(list(STORIES), rng.randint(3, 6))
     for _ in range(rng.randint(1, 6)):
         timeline.add(rng.choices(kinds, [STORIES[each] for each in kinds])[0])

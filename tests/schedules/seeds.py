@@ -1,4 +1,4 @@
-"""Seeds: runs of schedules by their seeds, one after the other, with one ZooKeeper for all that a process runs."""
+"""Seeds: runs schedules by seed, with one ZooKeeper per process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ZOO: list[Zoo] = []
 
 
 def run(seed: int, mutant: str = "", *, keeps: bool = False) -> Result:
-    """Run a seed in this process, with the ZooKeeper that this process has."""
+    """Run the schedule of a seed in this process. The first call starts the ZooKeeper of the process."""
     if not _ZOO:
         load()
         _ZOO.append(Zoo(Path(tempfile.mkdtemp(prefix="zoo-"))))

@@ -1,4 +1,4 @@
-"""The oracle of the schedules: each broken promise is found, and what is excused is not."""
+"""The oracle of the schedules finds each broken promise, and accepts losses that faults explain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW_S, TIMEOUT_S = 1.0, 10.0
 
 @pytest.fixture
 def oracle() -> Oracle:
-    """Two replicas, and one root with one record."""
+    """Return an oracle for two replicas, with one root that has one record."""
     oracle = Oracle(replicas=2)
     oracle.emit(ROOT, EDGE, SOURCE, 0.0, TIMEOUT_S)
     return oracle

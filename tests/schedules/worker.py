@@ -1,6 +1,6 @@
-"""Worker: a process that emits, acks and fails by the public API of ``AckerClient``, as its parent tells it.
+"""Worker: a process that emits, acks and fails with the public API of ``AckerClient``, on its parent's command.
 
-Knows nothing of schedules. Each command is a tuple and has one answer; what a source hears goes to the parent besides.
+It knows nothing of schedules. Each command is a tuple and has one answer. Outcomes go to the parent separately.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import grpc
 
 from acker_client import AckerClient, AckerError, Overloaded, Settings, Unavailable, UnknownSource
 
-# After this a call is given up, whatever is still buffered.
+# Give up a call after this time, even if reports are still buffered.
 GIVE_UP_S = 90.0
 WATCH_S = 0.2
 PAUSE_S = 0.05
-# Another try may help.
+# Errors after which a retry may succeed.
 AGAIN = (Unavailable, Overloaded, UnknownSource)
 
 
 def work(pipe: Connection, servers: list[str], options: dict[str, Any], paths: dict[str, str], mutant: str) -> None:
-    """Do what comes over the pipe until it ends. ``paths``: by a server's address, the one to connect to instead."""
+    """Execute commands from the pipe until it ends. ``paths``: maps a server's address to that of its proxy."""
     direct = grpc.insecure_channel
 
     def connect(target: str, *given: Any, **named: Any) -> grpc.Channel:
@@ -38,8 +38,6 @@ def work(pipe: Connection, servers: list[str], options: dict[str, Any], paths: d
 
 
 class Worker:
-    """One client, and what is done with it."""
-
     def __init__(self, pipe: Connection, client: AckerClient) -> None:
         self._pipe = pipe
         self._client = client
@@ -59,7 +57,7 @@ class Worker:
                 return
             try:
                 getattr(self, f"_{name}")(*given, **named)
-            except Exception as error:  # noqa: BLE001 - the parent says what it means
+            except Exception as error:  # noqa: BLE001 - the parent judges the error
                 self._send("answer", "raised", f"{name}: {error!r}")
             if name == "close":
                 return
@@ -93,7 +91,7 @@ class Worker:
         self._send("answer", "unknown" if left else "done", troubles)
 
     def _emit(self, count: int) -> None:
-        """Emit, and flush. The anchors are known before, as an outcome may come during the flush."""
+        """Emit and flush. Send the anchors before the flush, because an outcome may come during it."""
         anchors, troubles = list[tuple[int, int]](), list[str]()
         deadline = time.monotonic() + GIVE_UP_S
         while len(anchors) < count and time.monotonic() < deadline:
@@ -108,7 +106,7 @@ class Worker:
         self._send("answer", how, troubles)
 
     def _handle(self, acks: list[tuple[int, int, int]], fails: list[tuple[int, int]], *, early: bool) -> None:
-        """Ack (root, edge, how many children) and fail (root, edge), and flush. Sends the children's edges, too."""
+        """Ack (root, edge, number of children), fail (root, edge), and flush. Also send the children's edges."""
         edges, troubles = [], list[str]()
         for root, edge, count in acks:
             children = [self._client.new_edge() for _ in range(count)]
@@ -131,7 +129,7 @@ class Worker:
         self._send("answer", "done", None)
 
     def _flush(self, troubles: list[str]) -> str:
-        """Flush until all is answered: "done"; "refused" where a report was dropped; "unknown" where time ran out."""
+        """Flush until it succeeds. Return "done", "refused" if a report was dropped, or "unknown" on timeout."""
         deadline, how = time.monotonic() + GIVE_UP_S, "done"
         while time.monotonic() < deadline:
             try:

@@ -1,4 +1,4 @@
-"""Caller: a server's calls as plain functions, for tests that look at the server alone."""
+"""Caller: the RPCs of a server as plain functions, for tests without the client library."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SESSION = 7
 
 
 class Caller:
-    """One connection to one server. All raise ``grpc.RpcError``; ``raw`` sends bytes as they are."""
+    """One connection to one server. All calls raise ``grpc.RpcError``. ``raw`` sends its bytes unchanged."""
 
     def __init__(self, address: str) -> None:
         self.channel = grpc.insecure_channel(
@@ -48,7 +48,7 @@ class Caller:
             options=[
                 ("grpc.max_receive_message_length", -1),
                 ("grpc.use_local_subchannel_pool", 1),
-                # A server that is back is found at once.
+                # Reconnect at once to a server that has restarted.
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 300),
             ],
@@ -69,7 +69,7 @@ class Caller:
         return wire.decode(HelloReply, self._stub.Hello(wire.encode(Hello(version, "test")), timeout=TIMEOUT_S))
 
     def hello_later(self) -> Any:
-        """Start a Hello."""
+        """Start a Hello and return its future."""
         return self._stub.Hello.future(wire.encode(Hello(PROTOCOL_VERSION, "test")), timeout=TIMEOUT_S)
 
     def apply(self, message: Apply) -> ApplyReply:
@@ -79,7 +79,7 @@ class Caller:
         return wire.decode(OpenBatchReply, self._stub.OpenBatch(wire.encode(request), timeout=TIMEOUT_S))
 
     def opening(self, request: OpenBatch) -> Any:
-        """Start an OpenBatch."""
+        """Start an OpenBatch and return its future."""
         return self._stub.OpenBatch.future(wire.encode(request), timeout=TIMEOUT_S)
 
     def settle(self, number: int, settlement: Settlement, session: int = SESSION) -> SettleReply:
@@ -102,7 +102,7 @@ class Caller:
         return wire.decode(WatchReply, self._stub.Watch(wire.encode(request), timeout=TIMEOUT_S))
 
     def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> Any:
-        """Start a watch; ``.result()`` is its answer as protobuf."""
+        """Start a watch and return its future, whose ``.result()`` is the protobuf reply."""
         request = wire.encode(Watch("test", session, 600_000, Limits(), confirmed, wait_ms))
         return self._stub.Watch.future(request, timeout=TIMEOUT_S)
 
@@ -124,20 +124,20 @@ class Caller:
 
 
 def roots_of(numbers: list[int] | range, base: int = 1 << 40) -> np.ndarray:
-    """Root ids of emissions ``numbers``."""
+    """Return the root ids of emissions ``numbers``: uint64."""
     return ids.root_ids(base, np.array(numbers, np.uint64))
 
 
 def inits(
     roots: np.ndarray, sequence: int, *, session: int = SESSION, batch: int = 0, sender: int | None = None
 ) -> Apply:
-    """Initialise ``roots`` with their initial edges, as one message; ``sender`` is the session itself unless given."""
+    """Return a message that inits ``roots`` with their initial edges. ``sender``: by default the session."""
     identity = Identity(session if sender is None else sender, sequence, sequenced=True)
     return reports.pack(identity, reports.fold(roots, ids.edge0_column(roots)), InitScope(session, batch))[0]
 
 
 def acks(roots: np.ndarray, sequence: int, *, sender: int = SESSION) -> Apply:
-    """Ack the initial edges of ``roots``, as one message."""
+    """Return a message that acks the initial edges of ``roots``."""
     identity = Identity(sender, sequence, sequenced=True)
     return reports.pack(identity, reports.fold(roots, ids.edge0_column(roots)))[0]
 
@@ -154,7 +154,7 @@ def ack_a_tree(caller: Caller, session: int) -> None:
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    """Return once ``condition`` holds."""
+    """Wait until ``condition`` holds; fail after ``within_s``."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it never came to hold"

@@ -1,17 +1,17 @@
-"""Conversation: a shard's calls and answers as lines of text, so that a schedule reads as what was said.
+"""Conversation: a shard's calls and answers as lines of text, so that schedules are easy to read.
 
-Commands, one a line (``#`` begins a comment); an indented line below a command is what the shard answered:
+Each command is one line. The indented lines below it are the shard's answer. ``#`` begins a comment. Commands:
 
-    watch lines [lease 30s] [close]                  open a source, renew its lease, take its outcomes and confirm them
+    watch lines [lease 30s] [close]                  open a source, renew its lease, receive and confirm its outcomes
     open 1 of lines: a b c [timeout 5s]              open a batch of these records
-    init 1 as r1: a=x b=y                            a task has emitted records, with these initial edges
-    report r2: a^x b^y^z c!disk full                 a task has XORed edges into trees; ``!`` fails one, for this reason
-    settle 1 done | abandon                          the source says how its batch ended
-    wait 5s                                          time passes
-    restart                                          the shard dumps its state, and another one goes on from there
+    init 1 as r1: a=x b=y                            report emitted records, with these initial edges
+    report r2: a^x b^y^z c!disk full                 XOR edges into trees; ``!`` fails a tree, with a reason
+    settle 1 done | abandon                          settle a batch
+    wait 5s                                          advance the clock
+    restart                                          dump the shard's state, and restore it in a new shard
 
-Names stand for numbers: a record's letter for its root id, an edge's name for a hash of it, a report's for its
-identity. Knows the shard's calls alone.
+Names stand for numbers: a record's letter for its root id, an edge's name for its value, and a report's name for its
+identity.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ LETTERS = "abcdefghijklmnop"
 
 @dataclass
 class Conversation:
-    """One shard, and what the names of a transcript stand for. ``say`` runs a command and gives the answer's lines."""
+    """One shard, and the numbers that the names of a transcript stand for."""
 
     shard: Shard = field(default_factory=lambda: Shard(incarnation=1, generation=2))
     now: float = 0.0
     sessions: dict[str, int] = field(default_factory=dict)
     confirmed: dict[str, int] = field(default_factory=dict)
-    # By batch: the source, the letters.
+    # Per batch: the source, and the letters of its records.
     batches: dict[int, tuple[str, str]] = field(default_factory=dict)
     roots: dict[str, int] = field(default_factory=dict)
 
     def say(self, line: str) -> list[str]:
-        """The answer to one command."""
+        """Run one command and return the lines of its answer."""
         command, _, rest = line.partition(" ")
         return list(getattr(self, f"say_{command}")(rest))
 
@@ -138,7 +138,7 @@ class Conversation:
     def _apply(self, report: str, entries: Entries, inits: InitScope | None) -> Iterator[str]:
         message = Apply(Identity(1, zlib.crc32(report.encode())), reports.digest(entries), entries, inits)
         reply = self.shard.apply(message, self.now)
-        # A status a section, each once, in the order of the letters.
+        # The distinct statuses of the sections, in alphabetical order.
         statuses = {reply.status.name} if not len(reply.section_statuses) else set()
         statuses |= {type(reply.status)(status).name for status in reply.section_statuses.tolist()}
         known = f", {reply.inits_known} known" if reply.inits_known else ""
@@ -150,8 +150,11 @@ class Conversation:
 
 
 def schedule(seed: int, turns: int = 60) -> str:
-    """The commands of a random schedule: two sources, tasks that are run again with the same and with other children,
-    batches that are done, abandoned and left, time that passes, a shard that is restarted."""
+    """Return the commands of a random schedule with two sources.
+
+    It contains tasks that are repeated with the same and with other children, batches that are done, abandoned or left
+    open, waits, and restarts of the shard.
+    """
     dice, lines = random.Random(seed), [f"# a schedule drawn with seed {seed}", "watch one", "watch two"]
     open_batches: dict[int, dict[str, set[str]]] = {}
     reports_made: list[str] = []
@@ -192,10 +195,10 @@ def schedule(seed: int, turns: int = 60) -> str:
 
 
 def edge_of(name: str) -> int:
-    """An edge's value, by its name."""
+    """Return the value of the edge with this name."""
     return zlib.crc32(name.strip().encode()) + 1
 
 
 def seconds(text: str) -> float:
-    """The seconds of ``5s``."""
+    """Parse a duration such as ``5s``."""
     return float(text.strip().removesuffix("s"))

@@ -1,4 +1,4 @@
-"""Half-sent: calls whose request never arrives whole, by HTTP/2 frames written out by hand."""
+"""Half-sent: calls whose request never arrives completely, written as raw HTTP/2 frames."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ END_HEADERS = 4
 
 
 class HalfSender:
-    """One connection to ``address``."""
-
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
@@ -27,7 +25,7 @@ class HalfSender:
         self._socket.close()
 
     def begin(self, method: str, service: str = "acker.v1.Acker") -> int:
-        """A call with ten bytes of a request of a thousand; returns its stream."""
+        """Begin a call, send ten bytes of a request of a thousand, and return its stream id."""
         self._stream += 2
         names = {
             ":method": "POST",
@@ -43,7 +41,7 @@ class HalfSender:
         return self._stream
 
     def until_ended(self, streams: set[int]) -> None:
-        """Return once the server has ended these streams, or the connection."""
+        """Wait until the server has ended these streams, or the connection."""
         left = set(streams)
         while left:
             head = self._read(9)
@@ -76,5 +74,5 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def text(content: str) -> bytes:
-    """A string of HPACK as it is, shorter than 127 bytes."""
+    """Encode a string for HPACK without compression. It must be shorter than 127 bytes."""
     return bytes([len(content)]) + content.encode()

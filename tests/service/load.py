@@ -22,7 +22,7 @@ PAUSE_S = 0.02
 
 
 class Load:
-    """Runs until ``stop``, over any restart of the server at ``address``. Every root must have been ACKED by then."""
+    """Load that runs until ``stop``, through restarts of the server at ``address``. Every root must end ACKED."""
 
     def __init__(self, address: str, http_address: Callable[[], str | None]) -> None:
         self._address, self._http_address = address, http_address

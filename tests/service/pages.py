@@ -1,4 +1,4 @@
-"""Pages of a server's HTTP port."""
+"""Requests to a server's HTTP port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def page(server: Any, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and body."""
+    """Request a page and return its status and body."""
     request = urllib.request.Request(f"http://{server.http_address}{path}", method=method)
     try:
         with urllib.request.urlopen(request, timeout=20) as reply:

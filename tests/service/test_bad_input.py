@@ -40,7 +40,7 @@ from acker_service.process.workers import Workers
 from acker_service.server import Server
 from tests.service.caller import Caller, ack_a_tree, acks, inits, roots_of
 
-# All but Drain: a server that drains takes no new sources.
+# All methods but Drain, because a draining server takes no new sources.
 METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats", "View", "Pins")
 REQUESTS = {
     "Hello": pb.HelloRequest,
@@ -53,7 +53,7 @@ REQUESTS = {
     "Stats": pb.StatsRequest,
 }
 MEMORY_MAX_BYTES = 256 << 20
-# Root id of number 0 of the batches that random messages meet now and then, so that some get past the door.
+# ``first`` of the open batches. Some random messages report roots of these batches, and so pass the first checks.
 FIRST = 100
 
 
@@ -269,7 +269,7 @@ def _value(draw: random.Random, field: Any) -> Any:
     if field.type == field.TYPE_BOOL:
         return draw.random() < 0.5
     if field.name == "wait_ms":
-        # A watch that waits does so by the clock: some do.
+        # A waiting watch takes real time, so only some wait.
         return int(draw.random() < 0.02)
     bits = 32 if field.type in (field.TYPE_UINT32, field.TYPE_ENUM) else 64
     if field.type == field.TYPE_ENUM:
@@ -309,7 +309,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
             pass
         except Exception as error:
             raise AssertionError(f"{method} broke on {content.hex()} (seed {seed})") from error
-    # Random batches may have reserved all the room that there is.
+    # Close the sessions, because random batches may have reserved all the room.
     for session in (1, 2):
         shared.watch(Watch("test", session, 600_000, close=True))
     watching = Watch("test", 1 << 60, 600_000)

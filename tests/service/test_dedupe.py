@@ -1,4 +1,4 @@
-"""Dedupe: a section counts once, and what is remembered is bounded."""
+"""Dedupe: each section counts once, and the memory for identities is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drain: a server takes nothing new, finishes what it has, and then ends."""
+"""Drain: a server takes no new sources or batches, finishes the open ones, and then ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_server_that_drains_ends_when_the_last_outcome_is_confirmed(server_pro
         assert (status, content.strip()) == (503, "draining")
         assert caller.watch(SESSION + 1).status == Status.DRAINING
         assert caller.open_batch(OpenBatch(SESSION, 2, FIRST + 9, 2)).status == Status.DRAINING
-        # What it has goes on: inits and acks, of the open stream too, and the settlement.
+        # Open batches and the open stream go on: inits, acks and the settlement.
         more = roots_of([901])
         caller.apply(inits(more, 1))
         caller.apply(inits(batch, 2, batch=1))

@@ -1,4 +1,4 @@
-"""Figures: the age and the source of pending roots, without a look at any root."""
+"""Figures: age and number of pending roots per source, computed without a scan of the roots."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_call_without_a_request_is_refused(start_server: StartServer) -> None:
     assert "without a request" in str(caught.value.details())
 
 
-# -- the threads alone
+# -- the worker threads without a server
 
 
 class Stall:
@@ -112,11 +112,11 @@ class Stall:
             self.await_begun(self.begun + 1)
 
     def await_begun(self, number: int) -> None:
-        """Wait until this many have begun to receive."""
+        """Wait until this many tasks have begun to receive."""
         eventually(lambda: (self.workers.relieve(), self.begun >= number)[1])
 
     def submit_busy(self, busy: threading.Event) -> Any:
-        """A task whose request arrives with ``arrive``; then it works until ``busy`` is set."""
+        """Submit a task whose request arrives when ``arrive`` is set, and which then works until ``busy`` is set."""
 
         def receive() -> bytes:
             self.begun += 1

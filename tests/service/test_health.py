@@ -1,4 +1,4 @@
-"""``acker health``: 0 when the server of the same options is ready, wherever it listens, else 1 and why."""
+"""``acker health``: exits with 0 if the server with the same options is ready; else with 1, and prints why."""
 
 from __future__ import annotations
 

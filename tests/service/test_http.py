@@ -1,4 +1,4 @@
-"""The HTTP port: pages, and clients that are slow, many, broken or at the wrong port."""
+"""The HTTP port: pages, and clients that are slow, numerous, broken or connected to the wrong port."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.service.pages import page
 
 
 class Pages:
-    """An HTTP server of pages that a test makes up."""
+    """An HTTP server with pages that the test defines."""
 
     def __init__(self, **pages: Callable[[], http.Page]) -> None:
         self.server = HttpServer("127.0.0.1", 0, {f"/{name}": render for name, render in pages.items()})
@@ -146,7 +146,7 @@ def test_a_flood_of_clients_that_reset_takes_a_bounded_number_of_descriptors_and
 
 def test_an_answer_that_is_being_sent_arrives_whole_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_S", 60.0)
-    # More than the buffers of a connection hold.
+    # The page is larger than the buffers of a connection.
     pages = Pages(large=lambda: text(HTTPStatus.OK, "x" * (16 << 20)))
     with pages.connect() as connection:
         connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The ledger's tables compared with a dict, and their memory."""
+"""The ledger's tables: compared with a dict, and their use of memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def entries(ledger: Ledger) -> dict[int, int]:
 @settings(max_examples=25, deadline=None, phases=[Phase.generate])
 def test_entries_come_and_go_in_a_table_as_in_a_dict(seed: int) -> None:
     chance, ledger, twin = random.Random(seed), Ledger(1 << 30), dict[int, int]()
-    # Two slots only and a narrow range of homes, so that probes are long, wrap around, and shifting back matters.
+    # Only two slots and a narrow range of home cells, so that probes are long, wrap around, and removals shift cells.
     top = [chance.randrange(SLOTS) << 54 for _ in range(2)]
     homes = [chance.choice([0, 0xFFFFFFFF, chance.randrange(1 << 32)]) << 22 for _ in range(3)]
     pool = sorted({slot | (home & (1 << 54) - 1) | low for slot in top for home in homes for low in range(1, 60)})
@@ -94,7 +94,7 @@ def test_a_ledger_shrinks_in_the_second_window_after_a_burst_however_large(burst
     for _ in range(2 * WINDOW_FITS - 1):
         ledger.fit()
     assert ledger.table_bytes == full_bytes > times * empty_bytes
-    # It moves a bounded number of cells at a time, and somewhat more than that.
+    # Each call moves at most about MOVED_MAX cells.
     for _ in range(1 + full_bytes // kernels.CELL_BYTES // MOVED_MAX):
         ledger.fit()
     assert ledger.table_bytes <= 2 * empty_bytes
@@ -119,7 +119,7 @@ def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> 
     init(ledger, roots, np.ones(len(roots), np.uint64))
     for part in ledger.dump(0):
         again.load(part, 0)
-    # Asked before `fit`, which would look for an empty cell for ever in a sub-table that is too short.
+    # Check this before `fit`, which would loop for ever in a sub-table that is too small.
     directory = again._directory
     assert np.all(directory[:, kernels.PEAK] >= directory[:, kernels.COUNT])
     for _ in range(100):
@@ -128,19 +128,19 @@ def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> 
 
 
 def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
-    """The bound of a pause for growth: the cells of all tables that one call moves, at a few ns each."""
+    """A pause for growth is bounded by the cells that one call moves in all tables, at a few ns each."""
     ledger, moved = Ledger(1 << 30), 0
     for start in range(1, 2_000_001, 100_000):
         before = ledger._directory[:, kernels.ADDRESS].copy(), ledger._directory[:, kernels.CAPACITY].copy()
         roots = roots_with_keys(mix64_column(np.arange(start, start + 100_000, dtype=np.uint64)))
         init(ledger, roots, np.ones(len(roots), np.uint64))
         moved = max(moved, int(before[1][before[0] != ledger._directory[:, kernels.ADDRESS]].sum()))
-    # Those that had to grow in between are few; 5 M cells would be 50 ms.
+    # Few tables grow at the same time. Moving 5 M cells would take 50 ms.
     assert moved < 2_500_000
 
 
 def moves_of(ledger: Ledger, roots: Column, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the slots whose sub-tables move while ``roots`` are initialised, and end."""
+    """Init and ack ``roots``, and return the slots whose sub-tables move meanwhile."""
     moved: list[int] = []
     move = ledger._resize_table
     with monkeypatch.context() as patch:
@@ -167,7 +167,7 @@ def test_a_batch_within_a_window_of_another_as_large_finds_the_room_that_one_had
     tables = list(ledger._tables)
     for _ in range(WINDOW_FITS):
         ledger.fit()
-    # Slots differ a little in how many roots fall into them.
+    # The number of roots per slot varies a little, so a few sub-tables move.
     assert len(moves_of(ledger, second, monkeypatch)) < SLOTS // 10
     assert sum(now is not before for now, before in zip(ledger._tables, tables, strict=True)) < SLOTS // 10
 

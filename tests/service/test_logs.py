@@ -28,7 +28,7 @@ SOURCE = {"source": "orders", "session": SESSION}
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    """``lines(event)``: level and fields of each line of an event so far."""
+    """Return a function: ``lines(event)`` returns level and fields of each line of this event so far."""
     caplog.set_level(logging.INFO)
 
     def of(event: str) -> list[dict[str, Any]]:
@@ -251,12 +251,12 @@ def test_after_a_failed_state_write_the_shard_still_answers(
     server = start_server(state_dir=str(tmp_path))
     with Caller(server.address) as caller:
         caller.watch()
-        # More than a file's buffer takes, so that the disk is found full in the middle.
+        # More than a file's buffer holds, so that the write meets the full disk midway.
         caller.apply(inits(roots_of(range(4000)), 0))
     (tmp_path / "acker.state.tmp").symlink_to("/dev/full")
     with pytest.raises(StateError) as lost:
         server.stop(0.0)
-    # Who holds the error holds the frames that were writing.
+    # The held error keeps the frames of the failed write alive.
     assert lost.value is not None
     assert server._shared.answers(0.0)
 

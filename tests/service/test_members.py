@@ -1,4 +1,4 @@
-"""Members: the view that follows from nodes in ZooKeeper, without a ZooKeeper."""
+"""Members: the view computed from ZooKeeper nodes. These tests need no ZooKeeper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acker_service.core.members import Away, Registered, Seen
 ONE = Registered(1, "one.example", 7070, "0.1.0", (1 << 63) + 1, 11)
 TWO = Registered(2, "two.example", 7070, "0.1.0", 22, 12)
 NOW_MS = 1_000_000
-# As it was before there were ensembles.
+# A config from before ensembles were introduced.
 OF_AN_OLDER_VERSION = json.dumps({"acker": "a cluster", "protocol_version": PROTOCOL_VERSION, "slots": 1024}).encode()
 
 
@@ -26,7 +26,7 @@ def test_a_server_and_a_member_that_is_away_are_read_as_they_were_written() -> N
     assert Registered.load("1", ONE.dump()) == ONE
     away = Away(ONE.member, NOW_MS)
     assert Away.load("1", away.dump()) == away
-    # 64-bit numbers as text: who reads JSON's numbers as floats would round them.
+    # 64-bit numbers are text, because a reader that parses JSON numbers as floats would round them.
     assert json.loads(ONE.dump())["generation"] == "0x8000000000000001"
 
 
@@ -46,7 +46,7 @@ def test_the_view_lists_active_draining_and_away_servers() -> None:
     seen = Seen(9, (TWO, ONE), (TWO,), (away,))
     assert states(seen) == {
         1: (MemberState.ACTIVE, 0),
-        2: (MemberState.DRAINING, 0),  # its registration is about to go
+        2: (MemberState.DRAINING, 0),  # its registration will be removed soon
         3: (MemberState.AWAY, 500),
     }
     assert [each.member.id for each in seen.listed(NOW_MS)] == [1, 2, 3]
@@ -59,7 +59,7 @@ def test_an_active_server_is_not_listed_as_away_or_draining_too() -> None:
     anew = replace(ONE, generation=5, incarnation=99)
     seen = Seen(9, (anew,), (ONE,), (Away(ONE.member, NOW_MS + 500),))
     assert seen.listed(NOW_MS) == (ListedMember(anew.member),)
-    # That node is its own to remove: it may have been written for the next stop.
+    # Other servers must not remove its node in away yet: it may belong to its next stop.
     assert seen.expired_away_ids(NOW_MS) == []
     assert seen.expired_away_ids(NOW_MS + 500) == [1]
 
@@ -68,11 +68,11 @@ def test_an_expected_server_is_away_until_a_look_after_its_time() -> None:
     seen = Seen(9, (TWO,)).expecting([ONE], NOW_MS + 500)
     assert seen.listed(NOW_MS) == (ListedMember(ONE.member, MemberState.AWAY, 500), ListedMember(TWO.member))
     assert seen.next_change_ms(NOW_MS) == 500
-    # While ZooKeeper is away nothing can register, and the clock alone takes out no server.
+    # While ZooKeeper is away no server can register, so the clock alone must not remove one.
     assert seen.listed(NOW_MS + 600) == (ListedMember(ONE.member, MemberState.AWAY, 0), ListedMember(TWO.member))
     assert seen.still_expecting(["1"], NOW_MS + 499) == seen.expected
     assert seen.still_expecting(["1"], NOW_MS + 500) == seen.still_expecting(["2"], NOW_MS) == ()
-    # Its node in away is not this server's to write or to remove.
+    # This server must neither write nor remove the node in away of another server.
     assert (seen.away, seen.expired_away_ids(NOW_MS + 500)) == ((), [])
 
 

@@ -1,4 +1,4 @@
-"""Memory: bounded even if clients decide how much, and freed after a peak."""
+"""Memory: bounded even if clients control the amount, and freed after a peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics: refusals, waiting, ages and sources, under a bounded number of labels."""
+"""/metrics: refusals, queue times, ages and sources, with a bounded number of labels."""
 
 from __future__ import annotations
 

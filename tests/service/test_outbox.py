@@ -1,4 +1,4 @@
-"""The outbox: outcomes in order, once each, until they are confirmed."""
+"""The outbox: keeps outcomes in order, each once, until they are confirmed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows(outcomes: Outcomes) -> list[Row]:
 
 
 def fill(box: Outbox, chance: random.Random, count: int, start: int) -> list[Row]:
-    """Append ``count`` outcomes of one verdict and reason, or of several."""
+    """Append ``count`` outcomes, with one verdict and reason or with several, and return them."""
     roots, texts = np.arange(start, start + count, dtype=np.uint64), ["bad", "worse", "unread"]
     if chance.random() < 0.5:
         verdict, code = chance.choice(list(Verdict)), chance.randrange(4)

@@ -1,4 +1,4 @@
-"""A server that was paused handles what its sources sent meanwhile before their leases expire."""
+"""After a pause, a server handles the calls that arrived during it before it lets leases expire."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_time_goes_on_in_a_server_whose_every_tick_is_late(step_s: float) -> Non
     time = RunningTime(0.0)
     ran_s = [time.at(n * step_s) for n in range(601)][-1]
     assert ran_s > 300.0
-    # No pause of each tick, or the log would have a line for each.
+    # Not every late tick counts as a pause, or the log would have a line for each.
     assert time.pauses < 60
 
 

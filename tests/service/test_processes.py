@@ -1,5 +1,4 @@
-"""Processes that tests start: servers with their own flags, and ZooKeeper. They end with the process that started
-them."""
+"""Processes that tests start: servers with their own flags, and ZooKeeper. They end with their parent process."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import pytest
 from acker_testing.child import Child, python_path
 from tests.service.caller import Caller, eventually
 
-# They start ZooKeeper.
+# These tests start ZooKeeper.
 pytestmark = pytest.mark.jvm
 
 STARTS_ZOOKEEPER = """

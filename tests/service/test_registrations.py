@@ -16,7 +16,7 @@ def test_a_session_registered_anew_says_so_with_every_answer_not_only_the_first(
     assert watch(shard, 0.0)[0]
     known = watch(shard, 0.5)
     shard.tick(2.0)  # the lease has run out
-    assert watch(shard, 2.0)[0]  # an answer that gets lost
+    assert watch(shard, 2.0)[0]  # this answer gets lost
     again = watch(shard, 2.1)
     assert not again[0]
     assert again[1] != known[1]

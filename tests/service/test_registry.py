@@ -1,4 +1,4 @@
-"""Registry: servers that find each other through a real ZooKeeper, lose it, and come back."""
+"""Registry: servers find each other through a real ZooKeeper, lose the connection, and come back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from acker_service.zookeeper import registry
 from tests.service.caller import SESSION, Caller, eventually
 from tests.service.pages import page
 
-# No session of these ends but where a test sees to it.
+# Long enough that sessions end only where a test ends them.
 SESSION_S = 20.0
 SHORT_S = 2.0
 FIRST = 1 << 40
@@ -209,7 +209,7 @@ def test_a_digest_keeps_others_out(join: Callable[..., Any], nodes: Any) -> None
             join(3, zookeeper_digest=digest)
 
 
-# -- drains and is away
+# -- draining and away
 
 
 def test_a_draining_server_is_listed_as_such_and_its_id_stays_taken(join: Callable[..., Any], nodes: Any) -> None:
@@ -252,7 +252,7 @@ def test_a_server_that_did_not_come_back_in_time_is_gone(join: Callable[..., Any
     seen = two.view().members[1].member
     two.stop(grace_s=0.0)
     await_states(one, {1: ACTIVE})
-    # One whose time is long over is removed by whoever looks next.
+    # Any server that reads a node in away removes it if its time is over.
     nodes.set("/servers/away/2", Away(seen, 1).dump())
     join(3)
     eventually(lambda: not nodes.exists("/servers/away/2"))
@@ -264,19 +264,19 @@ def test_a_server_that_could_not_write_its_state_leaves_at_once(
     watching = join(1)
     process = server_process(f"--zookeeper={zookeeper}", "--id=2", f"--state-dir={tmp_path}", "--away-s=600")
     await_states(watching, {1: ACTIVE, 2: ACTIVE})
-    # Whatever is written there meets a full disk.
+    # Writes to this file fail with a full disk.
     (tmp_path / "acker.state.tmp").symlink_to("/dev/full")
     assert process.terminate() == 1
     assert not nodes.exists("/servers/away/2")
     await_states(watching, {1: ACTIVE})
 
 
-# -- reached where it says
+# -- reachable at the advertised address
 
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong address is not tried for long."""
+    """Shorten the time for which a server tries a wrong address."""
     monkeypatch.setattr("acker_service.server.ADVERTISED_S", 0.5)
 
 
@@ -341,7 +341,7 @@ def test_a_server_that_cannot_reach_itself_starts_with_advertise_unchecked_and_l
 
 
 def expire(server: Any, zookeeper: str) -> None:
-    """End a server's session from outside, before it can get it back."""
+    """End a server's ZooKeeper session from outside. The server cannot reconnect meanwhile."""
     client = server._registry._nodes._client
 
     def refused(*_: object, **__: object) -> Any:
@@ -388,7 +388,7 @@ def test_a_server_whose_id_was_taken_meanwhile_drains(
         swap.commit()
         eventually(lambda: bool(caller.hello().is_draining))
         assert "id_taken" in caplog.messages
-        # What it has goes on; the id is the other's.
+        # Its open batches go on, but the id belongs to the other server.
         assert caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1)).status == Status.APPLIED
         eventually(lambda: caller.view().members == (ListedMember(other.member),))
     server.stop(grace_s=0.0)
@@ -430,7 +430,7 @@ def test_a_server_that_was_killed_or_paused_is_gone_and_comes_back(
     await_states(watching, {1: ACTIVE})
     process.start()
     await_states(watching, {1: ACTIVE, 2: ACTIVE})
-    # On the same port, and without its state.
+    # It has the same port, but lost its state.
     after = listed(watching, 2).member
     assert after.address == before.address
     assert after.generation != before.generation
@@ -457,7 +457,7 @@ def test_without_zookeeper_servers_keep_their_view(
             assert caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1)).epoch == before.epoch
             assert caller.view() == before
         zookeeper.start()
-        # No view in between lacks one of them.
+        # Both servers are in every view in between.
         while caplog.messages.count("registry_back") < 2:
             assert states(one) == states(two) == {1: ACTIVE, 2: ACTIVE}
             time.sleep(0.001)
@@ -497,7 +497,7 @@ def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_thei
             await_states(server, {1: ACTIVE, 2: ACTIVE, 3: AWAY})
         before = one.view()
         zookeeper.empty()
-        # No view in between lacks one of them, nor the member that is away and cannot say so itself.
+        # Every view in between has both servers, and the one that is away and cannot register itself.
         while min(server.view().epoch for server in (one, two)) <= before.epoch:
             assert states(one).keys() == states(two).keys() == {1, 2, 3}
             assert states(one)[3] == states(two)[3] == AWAY
@@ -524,7 +524,7 @@ def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
         zookeeper.start()
         two = start_server(id=2, **place)
         for _ in range(10):
-            # The backup has to lie further back than what servers do when they come back.
+            # The backup must be older by more writes than the servers make when they come back.
             passing = start_server(id=3, **place)
             passing.stop(grace_s=0.0)
         await_states(one, {1: ACTIVE, 2: ACTIVE})
@@ -534,7 +534,7 @@ def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
         (tmp_path / "backup").rename(tmp_path / "data")
         zookeeper.start()
         eventually(lambda: min(one.view().epoch, two.view().epoch) > before)
-        # A server that has stopped would be in no view any more.
+        # A server that had stopped would be missing from the views.
         for server in (one, two):
             await_states(server, {1: ACTIVE, 2: ACTIVE})
         for server in (one, two):

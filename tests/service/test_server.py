@@ -1,4 +1,4 @@
-"""The server as its callers see it: calls, watches, health, HTTP, stop and restart."""
+"""The server from the outside: calls, watches, health, HTTP, stop and restart."""
 
 from __future__ import annotations
 
@@ -420,7 +420,7 @@ def test_a_full_disk_is_one_line_that_names_the_path_and_the_state_stays(
     with Caller(process.address) as caller:
         generation = (caller.begin(), caller.watch().generation)[1]
     assert process.terminate() == 0
-    # Whatever is written there meets a full disk.
+    # Writes to these files fail with a full disk.
     full = {
         "state": state / "acker.state.tmp",
         "consumed": state / "consumed.tmp",

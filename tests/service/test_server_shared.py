@@ -1,4 +1,4 @@
-"""The shard behind its lock: effects of concurrent calls on each other."""
+"""The shard behind its lock: concurrent calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = range(1, 6)
 
 
 class SlowToSettle(Shard):
-    """A shard that records its sweeps, and begins one only when allowed."""
+    """A shard that records each sweep (a settlement of several batches), and waits until it may begin."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""The shard's promises: no false ACK, always an answer, no trace of what is refused, bounded memory."""
+"""The shard's promises: no false ACK, always an outcome, no effect of refused calls, bounded memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def updates_of(roots: Column, vals: int | Column = 1) -> Entries:
 
 
 class Sender:
-    """Sends whole reports, each under an identity of its own."""
+    """Sends complete reports, each with its own identity."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard, self.sequence = shard, 0
@@ -85,7 +85,7 @@ class Sender:
 
 
 class Trees:
-    """Random trees over edges that are distinct powers of two, so that an XOR says exactly which edges are open."""
+    """Random trees whose edges are distinct powers of two, so that their XOR shows exactly which edges are open."""
 
     def __init__(self, chance: random.Random, roots: int) -> None:
         self.chance = chance
@@ -94,7 +94,7 @@ class Trees:
         self.acks: list[tuple[int, int]] = [ack for root in self.roots for ack in self._grow(root)]
 
     def _grow(self, root: int) -> list[tuple[int, int]]:
-        """Each ack: the edge of a node and those of its children."""
+        """Return (root, val) for each ack. The val is the XOR of the edges of a node and of its children."""
         alive, used, acks = [1], 1, []
         while alive:
             edge = alive.pop(self.chance.randrange(len(alive)))
@@ -106,7 +106,7 @@ class Trees:
 
 
 def packed(chance: random.Random, identity: Identity, entries: Entries, scope: InitScope | None) -> list[Apply]:
-    """A report cut into messages at any sections, all of them or some, some twice, in any order."""
+    """Cut a report into messages between sections. Some may be missing, repeated or in another order."""
     starts = reports.section_starts(entries.root_ids).tolist()[1:]
     cuts = sorted(chance.sample(starts, chance.randrange(len(starts) + 1)))
     digest = reports.digest(entries)
@@ -148,7 +148,7 @@ def test_a_root_is_acked_exactly_when_all_of_its_tree_is_in(seed: int, kind: str
 def split_into_reports(
     chance: random.Random, trees: Trees, number: int
 ) -> tuple[list[Apply], dict[int, set[tuple[Identity, int]]]]:
-    """Inits and acks distributed to a few tasks, folded, cut, lost and doubled; per root, what was to be sent."""
+    """Distribute inits and acks to tasks. Return messages, some lost or repeated, and per root the needed ones."""
     messages: list[Apply] = []
     sent: dict[int, set[tuple[Identity, int]]] = {root: set() for root in trees.roots}
     work: list[tuple[InitScope | None, list[tuple[int, int]]]] = [
@@ -255,7 +255,7 @@ def test_two_sources_of_one_root_id_are_both_answered_and_neither_is_acked(numbe
     )
     assert (first.status, first.inits_conflicting) == (Status.APPLIED, 0)
     assert (second.status, second.inits_conflicting, second.inits_known) == (Status.APPLIED, 50, 0)
-    # What the workers of one do would have acked the trees of the other.
+    # The acks of one source's workers would have acked the trees of the other source.
     Sender(shard).send(updates_of(roots))
     lost = dict.fromkeys(roots.tolist(), (Verdict.LOST, "root_conflict"))
     assert watch(shard) == watch(shard, session=other) == lost
@@ -461,7 +461,7 @@ def test_a_state_of_a_version_that_knew_no_slots_is_taken_for_one_with_all_of_th
 @pytest.mark.parametrize("limits", [Limits(message_timeout_ms=3000), Limits(progress_timeout_ms=3000)])
 @pytest.mark.parametrize("pending", [10, 200_000])
 def test_a_root_expires_between_its_timeout_and_a_quarter_of_a_second_later(limits: Limits, pending: int) -> None:
-    """Ticks come every 100 ms here; the cells that one tick looks at are enough for 1 M roots."""
+    """Ticks come every 100 ms here. A tick scans enough cells for 1 M roots to expire in time."""
     shard, chance = new_shard(), random.Random(pending)
     send, step, now = Sender(shard).send, 0.1, 100.0
     watch(shard, now, limits)
@@ -511,7 +511,7 @@ def test_a_held_root_whose_tree_is_done_does_not_time_out() -> None:
     for now in (0.5, 1.5, 50.0):
         shard.tick(now)
     assert watch(shard, 50.0) == {int(roots[1]): (Verdict.TIMED_OUT, "message_timeout")}
-    # An ack too many: it is not done any more, and its time has long passed.
+    # After one ack too many, the root is not done any more, and its timeout has long passed.
     send(updates_of(roots[:1], 5), 51.0)
     shard.tick(52.1)
     assert watch(shard, 52.1) == {int(roots[0]): (Verdict.TIMED_OUT, "message_timeout")}
@@ -551,7 +551,7 @@ def test_a_flood_of_acks_for_unknown_roots_is_bounded() -> None:
     assert stats.ledger_bytes < 50_000 * 50
     send(updates_of(roots), 0.2)
     assert len(watch(shard)) == 100
-    # While there are that many, they live shorter than ten minutes.
+    # With this many orphans, they expire sooner than after ten minutes.
     for tenth in range(150):
         shard.tick(0.3 + tenth / 10)
     assert shard.stats.orphans == 0
@@ -569,7 +569,7 @@ def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_cou
     assert {verdict for verdict, _ in reported.values()} == {Verdict.FAILED}
     kept = sum(reason == reasons[root] for root, (_, reason) in reported.items())
     assert 4000 < kept < count
-    # They are used up: the next ones have room again.
+    # The reported reasons are freed, so there is room for new ones.
     later = new_roots(100, FIRST + count)
     reasons = {int(root): f"later {root}" for root in later}
     for now in (2.0, 4.0):
@@ -606,7 +606,7 @@ def test_an_identity_is_remembered_for_the_longest_timeout_and_the_time_of_orpha
     shard.apply(message, 1.0)
     shard.tick(0.9 + age_s)
     assert shard.apply(message, 1.0 + age_s).status == Status.DUPLICATE
-    # Used again, it is remembered for as long again.
+    # The last use renews the time for which it is remembered.
     shard.tick(0.9 + 2 * age_s)
     assert shard.apply(message, 0.9 + 2 * age_s).status == Status.DUPLICATE
     shard.tick(1.1 + 3 * age_s)
@@ -622,7 +622,7 @@ def test_sources_beyond_the_limit_are_told_to_wait() -> None:
     assert shard.watch(Watch("source", 1, 1000), 2.0).status == Status.APPLIED
 
 
-# -- what is refused leaves no trace
+# -- refused calls have no effect
 
 
 def _unsorted(entries: Entries) -> Entries:
@@ -656,7 +656,7 @@ DAMAGES = [_unsorted, _with_zero, _short, _unknown_kind, _reasonless, _beyond_re
 
 
 def busy_shard() -> Shard:
-    """A shard with something of everything."""
+    """Return a shard whose state has something in every part."""
     shard = new_shard(max_pending=1000)
     send = Sender(shard).send
     watch(shard, 0.0, Limits(30_000))
@@ -674,7 +674,7 @@ def busy_shard() -> Shard:
 
 
 def state_of(shard: Shard) -> dict[tuple[int, str, str], bytes]:
-    """Everything but the counters, as bytes."""
+    """Return the state without its counters, as bytes."""
     parts = list(shard.dump(1.0))
     return {
         (n, name, column): values.tobytes()
@@ -733,13 +733,13 @@ def test_a_conflict_or_a_stale_sequence_changes_nothing() -> None:
 
 
 def test_differing_results_of_two_attempts_are_never_acked() -> None:
-    """The second attempt fails a root that the first one finished, and its write may be the one that counts."""
+    """The second attempt reports other roots under the same identity, and its write may be the one that counts."""
     shard, roots = new_shard(), new_roots(3)
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 3, True), 0.0)
     shard.apply(Apply(Identity(1, 1), 1, updates_of(roots), InitScope(SESSION, 1, np.array([[0, 3]], np.uint64))), 0.0)
     shard.apply(Apply(Identity(8, 8), 1, updates_of(roots)), 0.0)
-    for _ in range(2):  # its retry, too
+    for _ in range(2):  # the report and its retry
         assert shard.apply(Apply(Identity(8, 8), 2, updates_of(roots[:2])), 0.0).status == Status.CONFLICT
     shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
     unfinished = (Verdict.FAILED, "unfinished")
@@ -751,7 +751,7 @@ def test_differing_results_of_two_attempts_are_never_acked() -> None:
 
 
 def test_a_restored_shard_reports_the_same_as_the_dumped_one() -> None:
-    """The twin's test does this at any point; here with the clock of another machine, to the second."""
+    """Restore on a machine with another clock. The test with the twin does this at random points of a run."""
     shard = busy_shard()
     again = Shard.restore(shard.dump(1.0), incarnation=3, now=5000.0, max_pending=1000)
     assert (again.incarnation, again.generation) == (3, 2)
@@ -764,7 +764,7 @@ def test_a_restored_shard_reports_the_same_as_the_dumped_one() -> None:
 
 
 def settled_shard() -> Shard:
-    """A shard with two FAILED roots: one by a user's fail for the reason "unfinished", one that is unfinished."""
+    """Return a shard with two FAILED roots: a user's fail with the text "unfinished", and a root that is unfinished."""
     shard, roots = new_shard(), new_roots(2)
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2), 0.0)

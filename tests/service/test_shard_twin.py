@@ -34,7 +34,7 @@ from tests.service.twin import Twin, is_here
 SESSIONS = (11, 22, 33)
 # Times are whole ticks (1/32 s), so that moving to another clock rounds nothing.
 LIMITS = (Limits(), Limits(1000), Limits(0, 500), Limits(2000, 1000))
-# Of a batch: all of them, or some, as the rest live on another server.
+# Slots of a batch on this server: all of them, or some if the others live on another server.
 EVEN, LOW = bytes([0b01010101]) * 128, bytes([0b00001111]) * 128
 SLOTS_HERE = (b"", b"", EVEN)
 MAX_PENDING = 90
@@ -68,7 +68,7 @@ def cut(entries: Entries, some: slice) -> Entries:
 
 
 class Comparison:
-    """Sends every call to both; replies, outcomes and counts must be equal."""
+    """Sends every call to the shard and to its twin. Their replies, outcomes and counts must be equal."""
 
     def __init__(self, chance: random.Random, first_of: Callable[[int, int], int] = first_of) -> None:
         self.chance, self.first_of = chance, first_of
@@ -165,13 +165,13 @@ class Comparison:
             roots, vals = roots[here], vals[here]
         entries = reports.fold(roots, vals)
         if not self.chance.randrange(4):
-            number = self.chance.randrange(3)  # roots of one batch said to be another's
+            number = self.chance.randrange(3)  # report roots under the number of another batch
         drawn = [self.chance.randrange(30) for _ in range(self.chance.randrange(3) if number else 0)]
         covered = [(start, start + self.chance.randrange(15)) for start in drawn]
         self.send_report(entries, InitScope(session, number, np.array(covered, np.uint64).reshape(-1, 2)))
 
     def send_report(self, entries: Entries, scope: InitScope | None) -> None:
-        """Send a report with its sections cut into messages anywhere."""
+        """Send a report, cut into messages between random sections."""
         identity, digest = self.identity(), reports.digest(entries)
         starts = reports.section_starts(entries.root_ids).tolist()[1:]
         cuts = sorted(self.chance.sample(starts, self.chance.randrange(len(starts) + 1))) if starts else []

@@ -1,4 +1,4 @@
-"""The state file: written whole, read whole, served once."""
+"""The state file: refused unless it is complete, and used by one start only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARRAYS: Arrays = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A directory in which a server has left ARRAYS."""
+    """Return a directory in which a server has left ARRAYS."""
     write(tmp_path, ARRAYS)
     return tmp_path
 
@@ -139,7 +139,7 @@ def test_a_server_that_is_killed_while_it_consumes_its_state_has_lost_it_and_the
     state_dir = StateDir(str(folder))
     state_dir.mark_serving()
     assert state_dir.read() is not None
-    # The ids are replaced after the state was renamed; it is unlinked last.
+    # `consume` renames the state, replaces the ids, and unlinks the state last.
     monkeypatch.setattr("acker_service.state.state_file._replace" if step == "replace" else "pathlib.Path.unlink", kill)
     with pytest.raises(Killed):
         state_dir.consume()

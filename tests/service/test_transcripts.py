@@ -1,7 +1,6 @@
 """Calls and answers of a shard as readable conversations: ``tests/service/transcripts``.
 
-After an intended change, write them again (``python -m tests.service.test_transcripts``) and read the
-difference.
+After an intended change, write them again (``python -m tests.service.test_transcripts``) and review the diff.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Twin: a shard in plain Python, with a dict for a ledger and sets for everything else.
+"""Twin: a model of the shard in plain Python, with a dict as the ledger.
 
-Slow, and plain enough to be believed: what :class:`acker_service.core.shard.Shard` does must be what this
-does. It forgets no identity and bounds no orphans. Written from the rules of acker.proto, before the fast one.
+It is slow, but simple enough to check by reading. :class:`acker_service.core.shard.Shard` must behave like it. It was
+written from the rules of acker.proto, before the fast shard. It forgets no identity by age, and does not bound orphans.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Batch:
     held: bool = False
     is_open: bool = True
     inits: set[int] = field(default_factory=set)
-    # (start, stop, the slots that the batch had here then)
+    # (start, stop, slots that the batch had on this server at the time)
     covered: set[tuple[int, int, bytes]] = field(default_factory=set)
     pending: int = 0
 
@@ -259,7 +259,7 @@ class Twin:
         return inits_known
 
     def _spoil(self, message: Apply, now: float) -> None:
-        """Ensure that no root of two differing attempts comes to zero any more."""
+        """Change the val of every root in a conflicting report, so that it never becomes zero."""
         self._spoilt += 1
         for root in message.entries.root_ids.tolist():
             self._count["updates"] += 1
@@ -273,7 +273,7 @@ class Twin:
             return False
         is_conflict = entry is not None and entry.batch is not None
         if is_conflict:
-            # Two trees under one root id: nobody can say whose an ack is, so neither of them is ever acked.
+            # Two trees share a root id. An ack could belong to either of them, so neither is ever ACKED.
             self._tell(root, Verdict.LOST, "root_conflict")
         entry = self._entries.setdefault(root, _Entry())
         entry.val ^= val
@@ -472,7 +472,7 @@ class Twin:
         return source is None or source.freed + len(source.outbox) > confirmed
 
     def _has_passed(self, timeout_s: float, since: float, now: float) -> bool:
-        """Time in ticks of 1/32 s, as the ledger keeps it: a stamp may be one tick old already."""
+        """Whether a timeout has passed, in ticks of 1/32 s as in the ledger. A stamp may be one tick old already."""
         return int(now * 32) - int(since * 32) >= -(-timeout_s * 32 // 1) + 1
 
     def _drop(self, source: _Source) -> None:

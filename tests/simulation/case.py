@@ -38,8 +38,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Cut:
-    """Nothing passes between a client (None: all) and a server (None: all) for ``for_s``. ``is_half``: only answers
-    are lost."""
+    """A client (None: all) and a server (None: all) are cut off for ``for_s``. ``is_half``: only answers are lost."""
 
     at: float
     client: str | None
@@ -90,7 +89,7 @@ class Joins:
 
 @dataclass(frozen=True)
 class Drains:
-    """A server takes nothing new, and ends when it has no work left."""
+    """A server drains: it takes no new work, and ends when it has no work left."""
 
     at: float
     server: int
@@ -178,20 +177,23 @@ TASK_RATES = {
     "job is run again": 0.15,
     "job is cut otherwise": 0.3,
 }
-# Rare faults, since the batches that they hit have to be replayed.
+# Rare faults, because the batches that they hit have to be replayed.
 DIFFERING = (
     "makes other children", "makes children for the same tasks", "fails a row this time", "job is cut otherwise",
 )  # fmt: skip
-# Rare faults stop after so many batches, as records would otherwise be replayed again and again.
+# Rare faults stop after this many batches, or else records would be replayed again and again.
 DIFFERING_BATCHES = 200
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Plain programs. ``roots``: how many records each source emits. A program flushes after ``flush_every`` calls at
-    the latest, and after each earlier call with the probability ``flush_share``. ``hands_on_early``: programs send
-    records on before the flush. ``watches_beside``: a source watches in its own thread. The other shares are shares of
-    records: failed, slow, with a reset timeout, failed by the source after the emission."""
+    """Plain programs. ``roots``: number of records that each source emits.
+
+    A program flushes after ``flush_every`` calls at the latest, and after each earlier call with the probability
+    ``flush_share``. ``hands_on_early``: programs send records on before the flush. ``watches_beside``: a source watches
+    in its own thread. The other shares are shares of records. ``regret_share``: failed by their source after the
+    emission. ``reset_share``: with a reset timeout.
+    """
 
     sources: int = 1
     workers: int = 1
@@ -349,7 +351,7 @@ class Case:
         return "\n".join(lines)
 
 
-# The share of seeds with plain programs, and among the others, of executors that reach one replica each.
+# The share of seeds with plain programs. Among the other seeds, the share of ``_torn`` cases.
 PLAIN_SHARE = 0.5
 TORN_SHARE = 0.3
 
@@ -410,11 +412,13 @@ _POISON = ("fail always", "break their job", "do not exist")
 
 
 def _torn(seed: int, dice: random.Random) -> Case:
-    """Two replicas, and two executors that reach one each. The driver reaches one of the two. Attempts at the same work
-    differ, so one replica may have a whole tree that was not written."""
+    """Return a case with two replicas, in which each executor reaches only one, and the driver mostly one too.
+
+    Attempts at the same work differ, so one replica may hold a complete tree whose rows were not written.
+    """
     at, for_s = round(0.05 + 0.3 * dice.random(), 3), round(dice.uniform(10.0, 60.0), 3)
     cuts = (Cut(at, "executor 1", 1, for_s), Cut(at, "executor 2", 2, for_s))
-    # One task does all. An attempt reports the whole tree, and the next attempt fails a row of it.
+    # One task does everything: an attempt reports the whole tree, and the next attempt fails one of its rows.
     is_whole = dice.random() < 0.6
     unheard = (Cut(round(at + dice.random(), 3), "driver", dice.choice((1, 2)), for_s),) * (dice.random() < 0.9)
     dies = (ServerStops(round(5.0 * dice.random(), 3), dice.choice((1, 2)), 1.0, False),) * (dice.random() < 0.3)
@@ -442,7 +446,7 @@ def _torn(seed: int, dice: random.Random) -> Case:
 
 
 def _crosswise(dice: random.Random, names: tuple[str, ...], servers: int) -> tuple[Fault, ...]:
-    """Each of two servers is out of reach of some process. Then one ends, or restarts with its state."""
+    """Cut off each of two servers from one process. Then end one of them, or restart it with its state."""
     one, other = dice.sample(range(1, servers + 1), 2)
     at, for_s = round(3.0 * dice.random(), 3), round(dice.uniform(3.0, 60.0), 3)
     cuts = (
@@ -465,12 +469,12 @@ def _cluster(case: Case) -> str:
 
 
 def _some(dice: random.Random, most: dict[str, float], chance: float) -> dict[str, float]:
-    """Draw some of them, each with a rate. A few kinds at once find more than all kinds together."""
+    """Draw some of the kinds, each with a rate. A few kinds at once find more than all kinds together."""
     return {name: round(rate * dice.random(), 3) for name, rate in most.items() if dice.random() < chance}
 
 
 def _fault(dice: random.Random, names: tuple[str, ...], servers: int, cluster: str) -> Fault:
-    """``names``: of the clients' processes: 'driver' or sources, and then executors or workers."""
+    """Draw a fault. ``names``: client processes: first 'driver' or the sources, then the executors or workers."""
     at = round(dice.choice((2.0, 6.0, 20.0)) * dice.random(), 3)
     sources = tuple(name for name in names if not name.startswith(("executor", "worker")))
     worker = dice.randint(1, len(names) - len(sources))

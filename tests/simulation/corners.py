@@ -1,6 +1,6 @@
-"""Corner cases: each makes the outcome depend on one rule, because random cases seldom produce its situation.
+"""Corner cases: each produces a situation that is rare in random cases, and in which one rule decides the outcome.
 
-Decides which faults occur, and when. All else is drawn as for any seed.
+A corner fixes which faults occur, and when. Everything else is drawn as for any seed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def data_lost(seed: int) -> Case:
 
 
 def late_registration(seed: int) -> Case:
-    """ZooKeeper loses its data, one server restarts meanwhile and has no view, and another one registers late."""
+    """ZooKeeper loses its data. One server restarts at that time and has no view, and another one registers late."""
     dice = random.Random(f"{seed} late")
     servers = dice.choice((2, 3))
     late, restarted = dice.sample(range(1, servers + 1), 2)
@@ -99,7 +99,7 @@ def late_registration(seed: int) -> Case:
 
 
 def sessions_lost(seed: int) -> Case:
-    """No server reaches ZooKeeper until all sessions are over, and perhaps a server dies or joins about then."""
+    """No server reaches ZooKeeper until all sessions have ended. A server may die or join at about that time."""
     dice = random.Random(f"{seed} sessions lost")
     servers = dice.choice((2, 3, 4))
     at, for_s = round(dice.uniform(0.2, 5.0), 3), round(dice.uniform(4.0, 40.0), 3)
@@ -115,8 +115,10 @@ def first_back(seed: int) -> Case:
 
 
 def old_view(seed: int) -> Case:
-    """One server does not reach ZooKeeper while another joins, drains, or is restarted; some client reaches only the
-    one with the old view."""
+    """One server cannot reach ZooKeeper, so its view is old, while another one joins, drains or restarts.
+
+    In some cases, a client reaches only the server with the old view.
+    """
     dice = random.Random(f"{seed} old view")
     servers = dice.choice((3, 4))
     blind, other = dice.sample(range(1, servers + 1), 2)
@@ -137,7 +139,7 @@ def old_view(seed: int) -> Case:
 
 
 def leaving(seed: int) -> Case:
-    """Servers drain and are restarted with their state while records are pending there."""
+    """Servers drain, or restart with their state, while records are pending on them."""
     dice = random.Random(f"{seed} leaving")
     servers = dice.choice((2, 3))
     faults: list[Fault] = []
@@ -149,8 +151,10 @@ def leaving(seed: int) -> Case:
 
 
 def silence(seed: int) -> Case:
-    """With a plain list of servers: a client is cut off from all servers, or paused, for longer than ``gone_after_s``.
-    Sometimes a server is paused, too, about when the client recovers."""
+    """With a list of servers: a client is cut off from all servers, or paused, for longer than ``gone_after_s``.
+
+    Sometimes a server is paused too, at about the time when the client recovers.
+    """
     dice = random.Random(f"{seed} silence")
     servers = dice.choice((2, 3))
     at, for_s = round(dice.uniform(0.2, 3.0), 3), round(dice.uniform(5.0, 25.0), 3)
@@ -162,7 +166,7 @@ def silence(seed: int) -> Case:
 
 
 def long_flush(seed: int) -> Case:
-    """A source's flush waits for one server for longer than its lease at the other one lasts."""
+    """A source's flush waits for one server longer than its lease at the other server lasts."""
     dice = random.Random(f"{seed} long flush")
     at, for_s = round(dice.uniform(0.2, 3.0), 3), round(dice.uniform(30.0, 50.0), 3)
     case = _plain(seed, dice, 2, Cut(at, "source 1", dice.choice((1, 2)), for_s), replicas=1)
@@ -170,8 +174,10 @@ def long_flush(seed: int) -> Case:
 
 
 def seldom_asked(seed: int) -> Case:
-    """With a plain list of servers, Spark and one replica: a server is paused for longer than a task's budget, and
-    later briefly several times. In between, an executor may have no request for it."""
+    """With a list of servers, Spark and one replica: a server is paused for longer than a task's budget.
+
+    Later it is briefly paused several times. In between, an executor may have no request for it.
+    """
     dice = random.Random(f"{seed} seldom asked")
     at = round(dice.uniform(0.1, 0.8), 3)
     moments = [Pause(round(at + 15.0 + 3.5 * number + dice.random(), 3), "server 2", 0.8) for number in range(5)]
@@ -218,8 +224,10 @@ def rolling(seed: int) -> Case:
 
 
 def newcomer(seed: int) -> Case:
-    """With Spark and one replica: executors ask for the view. Later a server joins, or comes back without its state,
-    and is then paused briefly several times."""
+    """With Spark and one replica: executors ask for the view, and later a server joins or restarts without its state.
+
+    Then this server is briefly paused several times.
+    """
     dice = random.Random(f"{seed} newcomer")
     servers = dice.choice((2, 3))
     at = round(dice.uniform(3.0, 6.0), 3)
@@ -237,8 +245,7 @@ def newcomer(seed: int) -> Case:
 
 
 def emptied(seed: int) -> Case:
-    """With a plain list of servers, Spark and one replica: servers restart quickly without their state while batches
-    are open."""
+    """With a list of servers, Spark and one replica: servers quickly restart without state while batches are open."""
     dice = random.Random(f"{seed} emptied")
     servers = dice.choice((2, 3, 4))
     faults = [
@@ -271,7 +278,7 @@ def _one_more(dice: random.Random, servers: int, about: float) -> tuple[Fault, .
 
 
 def _spark(seed: int, servers: int, *faults: Fault) -> Case:
-    """Spark on servers with ZooKeeper, over a good network: many batches, and attempts that do not fail."""
+    """Return a case of Spark, with ZooKeeper and a good network: many batches, and attempts that do not fail."""
     return replace(
         Case.of(seed, "zookeeper"),
         servers=servers,
@@ -295,7 +302,7 @@ def _plain(
     fail_share: float = 0.1,
     regret_share: float = 0.0,
 ) -> Case:
-    """Plain programs on servers with ZooKeeper, over a good network."""
+    """Return a case of plain programs, with ZooKeeper and a good network."""
     case = plain_case(seed)
     programs = Programs(
         workers=2,

@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def report(bench: Any, seeds: Sequence[int], *, shrinks: bool, shows: bool) -> int:
-    """Run ``seeds`` and print what is wrong; gives 1 where something is."""
+    """Run ``seeds`` and print the findings. Return 1 if there are any, else 0."""
     began = time.monotonic()
     kinds: Counter[str] = Counter()
     acked = records = 0
@@ -52,13 +52,13 @@ def report(bench: Any, seeds: Sequence[int], *, shrinks: bool, shows: bool) -> i
 
 
 def once(bench: Any, body: Body) -> Result:
-    """Run a body in a folder of its own."""
+    """Run a body in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="acker-body-", ignore_cleanup_errors=True) as folder:
         return run(body, bench.spark, str(bench._address), Path(folder))
 
 
 def shrunk(bench: Any, body: Body, result: Result) -> tuple[Body, Result]:
-    """A smaller body with a finding of the same kind."""
+    """Return the smallest body found that has a finding of the same kind, and its result."""
     kinds = {kind for kind, _ in result.findings}
     for less in _smaller(body):
         its = once(bench, less)

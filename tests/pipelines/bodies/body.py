@@ -1,6 +1,6 @@
-"""Body: what a user may write in a sink, drawn from a seed.
+"""Body: the body of a user's sink function, generated from a seed.
 
-Decides what is drawn, and which records each write has to put where (its *duty*). Knows neither Spark nor the acker.
+This module also says which records each write has to write. It uses neither Spark nor the acker.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 DAYS = 3
 
-# What stands between the rows of a sink and a write.
+# Transformations between the rows of a sink and a write. These keep all rows.
 WHOLE = (
     "select", "column", "repartition", "coalesce", "sort", "sort within", "cache", "cache and count",
     "local checkpoint", "checkpoint", "map all", "pandas all", "join", "join to another", "window", "view", "table",
     "distinct", "group", "union", "aggregate",
 )  # fmt: skip
-# Steps for which Spark shuffles the rows, or may.
+# Steps for which Spark may shuffle the rows.
 SHUFFLES = (
     "repartition", "sort", "join", "join to another", "window", "distinct", "group", "aggregate", "limit",
 )  # fmt: skip
 FILTERS = ("even", "none")
-# Those that stop before the end of their input, or may.
+# Steps that may stop before the end of their input.
 PARTS = ("limit", "map a piece", "map a batch", "udtf")
 
 FILES = ("parquet", "json", "csv", "text", "orc", "directory in SQL")
 TABLES = ("table", "insert into", "insert in SQL", "ctas", "partition in SQL", "partition if not exists", "jdbc")
 RDD_FILES = ("rdd file", "union of RDDs", "union by the context")
 HANDED = ("foreach partition", "foreach", "collect", "iterator", "pandas", *RDD_FILES)
-# Nobody can prove that these have read all of their input.
+# Writes that cannot be proven to have read all of their input.
 UNPROVEN = (
     "python source", "python source that stops", "foreach partition that stops", "pipe", "pipe that stops",
     "union with a pipe that stops", "union with a piece",
@@ -41,8 +41,11 @@ LOOKS = (
 
 @dataclass(frozen=True)
 class Act:
-    """One look or write. ``day``: of that day's rows alone; None: of all. ``mishap``: what goes wrong the first
-    ``times`` times; ``then``: what the body does about an exception."""
+    """One action of a body: a look (an action that writes nothing) or a write.
+
+    ``day``: uses only the rows of that day; None: all rows. ``mishap``: what goes wrong the first ``times`` times.
+    ``then``: what the body does about an exception.
+    """
 
     what: str
     between: tuple[str, ...] = ()
@@ -59,46 +62,46 @@ class Act:
 
     @property
     def delivers(self) -> bool:
-        """Whether it is a delivery: what is collected of groups is a look, as the documents say."""
+        """Whether the act is a delivery. Collecting aggregated rows is a look, as the documents say."""
         is_grouped = bool({"group", "aggregate", "distinct"} & set(self.between))
         return self.writes and not (is_grouped and self.what in ("collect", "iterator", "pandas"))
 
     def keeps(self, number: int) -> bool:
-        """Whether it is meant to write the record ``number``."""
+        """Whether the act is meant to write the record ``number``."""
         is_of_day = self.day is None or number % DAYS == self.day
         return is_of_day and not ("even" in self.between and number % 2) and "none" not in self.between
 
     @property
     def is_provable(self) -> bool:
-        """Whether there is no reason to doubt that it has written all that it was to write, once nothing was raised."""
+        """Whether the client can prove that the act has written all of its records, if nothing was raised."""
         is_whole = not set(self.between) & set(PARTS) and self.what not in UNPROVEN
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
-        # Two collects are compared by what Spark writes of their plans, and it does not say what a function does. An
-        # RDD of other rows is like no other.
+        # A retry only counts if it is the same action as the failed one. Collects are compared by the text of their
+        # plans, which does not show what a function does. An RDD of other rows equals no other.
         is_unlike = self.what in ("collect", "pandas", "union by the context")
         is_comparable = not (self.mishap and self.then == "retry" and is_unlike)
-        # Nothing makes up for a look that fails before the write, or for a failure while the RDD is made.
+        # A retry of the write does not make up for a failed look before it, or for a failure while the RDD is made.
         fails_before = {"cache and count", *(SHUFFLES if self.makes_rdd else ())}
         has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
-        # A checkpoint that is made again, failed or not, is like no other.
+        # A repeated checkpoint equals no earlier one, whether that failed or not.
         has_failed_before |= bool(self.mishap and {"checkpoint", "local checkpoint"} & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
 
     @property
     def makes_rdd(self) -> bool:
-        """Whether it makes an RDD of its rows first, for which Spark runs the shuffles before."""
+        """Whether the act first makes an RDD of its rows, which makes Spark run the shuffles before the write."""
         return self.what in (*RDD_FILES, *UNPROVEN, "foreach", "foreach partition")
 
     @property
     def reads_all(self) -> bool:
-        """Whether it is known to read every row that it is given."""
+        """Whether the act surely reads every row that it is given."""
         is_whole = not set(self.between) & {*FILTERS, *PARTS} and self.day is None
         return is_whole and self.what not in (*UNPROVEN, "is empty", "take", "first")
 
 
 @dataclass(frozen=True)
 class Body:
-    """``acts`` in their order; ``says_done``: the body looks whether all is there, and says ``batch.done()`` if so."""
+    """A sink body: ``acts`` in order. ``says_done``: it calls ``batch.done()`` if it finds all records written."""
 
     seed: int
     records: int
@@ -108,8 +111,10 @@ class Body:
     says_done: bool = False
 
     def owes(self, act: Act, number: int) -> bool:
-        """Whether ``act`` has to write the record ``number``. A limit is the user's decision, as a filter is, beside a
-        write without one; where there is no other write, the rows behind it are not done."""
+        """Whether ``act`` has to write the record ``number``.
+
+        Rows that a limit cuts off need not be written if another act delivers without a limit. Otherwise they must be.
+        """
         has_other = any(each.delivers and "limit" not in each.between for each in self.acts)
         return act.delivers and act.keeps(number) and not ("limit" in act.between and has_other)
 
@@ -126,7 +131,6 @@ class Body:
 
 
 def generate(seed: int) -> Body:
-    """The body of a seed."""
     chance = random.Random(seed)
     acts: list[Act] = []
     for _ in range(chance.choice((1, 1, 2, 2, 3))):
@@ -152,7 +156,7 @@ def _look(chance: random.Random) -> Act:
 
 
 def _by_day(chance: random.Random) -> list[Act]:
-    """A loop over the days, in which one of them may fail."""
+    """Return one write per day. At most one of them fails."""
     one = _write(chance)
     bad = chance.randrange(DAYS) if one.mishap else -1
     return [
@@ -181,7 +185,7 @@ def _write(chance: random.Random) -> Act:
         mode, then = chance.choice(("error", "ignore")), "swallow" if then == "retry" else then
     if what not in FILES[:-1] or (mode == "ignore" and mishap != "there already"):
         mode = "append"
-    # A sink that does not wait for its own threads is not drawn: nobody can tell that one of them has yet to begin.
+    # Threads are always joined, because the client cannot know of a thread that has not begun yet.
     in_thread = chance.random() < 0.2
     return Act(what, between, mode, None, mishap, chance.choice((1, 1, 2)), then if mishap else "raise", in_thread)
 

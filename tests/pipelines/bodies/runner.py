@@ -1,7 +1,7 @@
-"""Runner: one drawn body in the sink of one batch, and what became of its records beside what is really there.
+"""Runner: run one random body in the sink of one batch, and compare the verdicts with the records really written.
 
-The oracle is here, and short: a record that is ACKED is in every place where the body was to write it; a record is
-replayed only if something was raised, or something in the body cannot be proven.
+The oracle is short: a record that is ACKED is in every place where the body has to write it. A record is replayed only
+if something was raised, or if something in the body cannot be proven.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass
 class Result:
-    """``findings``: (kind, what it is). ``acked``: how many records; ``present``: those that were to be ACKED."""
+    """Result of one body. ``findings``: (kind, text). ``acked``: number of ACKED records out of ``records``."""
 
     findings: list[tuple[str, str]] = field(default_factory=list)
     records: int = 0
@@ -39,7 +39,7 @@ class Result:
 
 
 class _Work:
-    """The body at work. ``failed``: acts that have ended with an exception, which the body did not mend."""
+    """A running body. ``failed``: indexes of acts that ended with an exception and were not repeated with success."""
 
     def __init__(self, body: Body, spark: SparkSession, warehouse: Path, folder: Path) -> None:
         self.body = body
@@ -80,7 +80,7 @@ class _Work:
             if act.then == "raise":
                 raise
             if act.then == "elsewhere":
-                # What the user may do: it is not what was to be done.
+                # A user may write elsewhere instead. That does not make up for the failed write.
                 with contextlib.suppress(Exception):
                     self.others[index].write(act.what, act.mode, self._between(act, rows))
         else:
@@ -97,7 +97,7 @@ class _Work:
         rows = self._between(act, rows) if act.then != "retry" else rows
         for left in range(act.times if act.then == "retry" else 0, -1, -1):
             try:
-                # Planned anew for each try, as a function of the user's that is called again does.
+                # Plan anew for each try, as a user's function does when it is called again.
                 target.write(act.what, act.mode, self._between(act, rows) if act.then == "retry" else rows)
             except Exception:
                 if not left:
@@ -119,7 +119,7 @@ class _Work:
         return rows
 
     def missing(self) -> list[set[int]]:
-        """For each act, the records that it was to write and that are not there."""
+        """Return for each act the records that it has to write and that are missing in its target."""
         numbers = range(self.body.records)
         return [
             {number for number in numbers if self.body.owes(act, number)} - target.numbers() if act.writes else set()
@@ -132,7 +132,7 @@ class _Work:
 
 
 def run(body: Body, spark: SparkSession, server: str, folder: Path) -> Result:
-    """Run a body on a batch of its own, settle the batch, and compare."""
+    """Run a body on a new batch, settle the batch, and return the result with its findings."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(body.arrow_rows))
     warehouse = Path(str(spark.conf.get("spark.sql.warehouse.dir")).removeprefix("file:"))
     spark.sparkContext.setCheckpointDir(str(folder / CHECKPOINTS))
@@ -176,11 +176,11 @@ def _compare(
     found_none = any("none" in act.between for act in body.acts if not act.delivers)
     if acked and not writing and not found_none and not says_done:
         result.findings.append(("false ACK", f"{len(acked)} records were looked at, and written nowhere"))
-    # Nothing makes up for a failed look.
+    # No later action makes up for a failed look.
     has_failed_look = any(act.mishap and not act.delivers for act in body.acts)
     is_plain = writing and not work.failed and not has_failed_look and all(act.is_provable for act in writing)
     replayed = set(range(body.records)) - acked
-    # The user's word covers no rows that nothing has read.
+    # ``batch.done()`` does not cover rows that no act has read.
     is_vouched = says_done and any(act.reads_all for act in body.acts)
     if replayed and not raised and not any(missing) and (is_vouched or is_plain):
         result.findings.append(("needless", f"{len(replayed)} records are all there, and replayed"))

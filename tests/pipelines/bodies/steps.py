@@ -1,4 +1,4 @@
-"""Steps: what a drawn body does between the rows of its sink and a write. Runs in driver and workers."""
+"""Steps of a random body: looks, and transformations before a write. Runs in driver and workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = ("number", "day", "text")
 
 
 class Barred:
-    """Raises on every row until there is a file, which says so across processes."""
+    """Function that raises on every row until the file ``flag`` exists. A file is visible to all processes."""
 
     def __init__(self, flag: str) -> None:
         self.flag = flag
@@ -27,7 +27,7 @@ class Barred:
 
 
 class Skipping:
-    """A UDTF that leaves the rest of its table after one row."""
+    """A UDTF that skips the rest of its table after one row."""
 
     def eval(self, row: Any) -> Iterator[tuple[int, int, str]]:
         yield row["number"], row["day"], row["text"]
@@ -51,7 +51,7 @@ def same(rows: Any) -> Any:
 
 
 def view_of(rows: DataFrame, name: str = "") -> str:
-    """The name of a view of ``rows``, one that no other body uses unless it is given."""
+    """Create a temporary view of ``rows`` and return its name. Without ``name``, the view is unique to ``rows``."""
     name = f"body_{name or abs(id(rows))}"
     rows.createOrReplaceTempView(name)
     return name

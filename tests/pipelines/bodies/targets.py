@@ -59,7 +59,7 @@ class Target:
         WRITE[what](self, rows, mode)
 
     def numbers(self) -> set[int]:
-        """The records that are here."""
+        """Return the numbers of the records that are in this target."""
         found = {number for place in (self.path, self._table) for number in _in_files(place)}
         if self._has_jdbc:
             rows = self.spark.read.jdbc(self._url, "written", properties=DERBY).select("number").collect()
@@ -79,7 +79,7 @@ class Target:
 
 
 def _in_files(place: Path) -> Iterator[int]:
-    """Records in the files of a folder, those that Spark has not committed left out."""
+    """Yield the records in the committed files of a folder."""
     for file in place.rglob("*") if place.is_dir() else ():
         names = file.relative_to(place).parts
         if file.is_file() and not any(name.startswith(("_", ".")) for name in names):
@@ -123,7 +123,7 @@ class LinesWriter(DataSourceWriter):
 
 
 class Save:
-    """Writes the numbers of rows into a new file. ``most``: reads at most so many rows (None: all)."""
+    """Function that writes the numbers of rows into a new file. ``most``: reads at most that many rows (None: all)."""
 
     def __init__(self, folder: str, most: int | None = None) -> None:
         self.folder, self.most = folder, most
@@ -160,7 +160,7 @@ def first_two(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 def _halves(rows: DataFrame) -> tuple[RDD[str], RDD[str]]:
-    """The texts of the even records and those of the odd ones."""
+    """Return the numbers of the even and of the odd records, as text."""
     even, odd = (rows.where(f"number % 2 = {rest}").rdd.map(text_of) for rest in (0, 1))
     return even, odd
 
@@ -194,7 +194,7 @@ def _file(kind: str) -> Callable[[Target, DataFrame, str], None]:
 
 def _sql(text: str, columns: str = ", ".join(COLUMNS)) -> Callable[[Target, DataFrame, str], None]:
     def write(target: Target, rows: DataFrame, _: str) -> None:
-        # A statement that is repeated has the same text.
+        # A repeated statement must have the same text, so the view's name is fixed.
         query = f"select {columns} from {view_of(rows, target.name)}"
         rows.sparkSession.sql(text.format(table=target.name, path=target.path, query=query))
 

@@ -1,4 +1,4 @@
-"""Random sink bodies: whatever a sink does, no record is ACKED whose output is absent."""
+"""Random sink bodies: whatever a sink does, a record whose output is missing is never ACKED."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.pipelines.bodies.body import Act, Body, generate
 # `make bodies` runs more.
 SEEDS = range(1, 21)
 
-# What an early version took for a delivery, drawn by hand: a sink whose exception is swallowed, or that writes nothing.
+# Sinks that swallow an exception or do not write all rows. An early version took each of them for a delivery.
 FALSE = {
     "a day of a loop fails": tuple(
         Act("parquet", (), "append", day, "barred" if not day else "", 1, "swallow" if not day else "raise")
