@@ -1,4 +1,4 @@
-"""Fixtures: real servers, in this process or in one of their own, on free loopback ports."""
+"""Fixtures: real servers on free loopback ports, in this process or in one of their own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from acker_testing import standstill
 # gRPC reports each connection that a server closes, which tests do on purpose.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-# How busy the machine is says nothing about the code, so no example has a deadline; and what CI tries is the same each
-# time, so that a change is judged by the change. On a developer's machine every run looks elsewhere.
+# No deadlines: a busy machine says nothing about the code. CI tries the same examples each time, so that only a change
+# of the code changes the result. On a developer's machine every run tries other examples.
 settings.register_profile("acker", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("acker")
 
@@ -37,8 +37,8 @@ PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures that they use (``jvm``, ``process``), and as ``long`` most cases of ``sampled(n)``:
-    `make test` runs the first of each n cases."""
+    """Mark tests ``jvm`` or ``process`` by their fixtures. Of each n cases of ``sampled(n)``, mark all but the first
+    ``long``, so that `make test` runs only the first."""
     cases: dict[str, int] = {}
     for item in items:
         for fixtures, mark in ((STARTS_JVM, pytest.mark.jvm), (STARTS_SERVER, pytest.mark.process)):
@@ -55,12 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def start_server() -> Iterator[Callable[..., Any]]:
-    """Start a server in this process: ``start_server(max_pending=10)`` takes any option of the server's Config.
+    """Return a function that starts a server in this process. Keywords are options of Config: ``max_pending=10``.
 
-    Gives an ``acker_service.server.Server``: ``.address`` ("127.0.0.1:port"), ``.http_address``, ``.shard`` and
+    It gives an ``acker_service.server.Server``: ``.address`` ("127.0.0.1:port"), ``.http_address``, ``.shard`` and
     ``.stop()``, which may be called more than once.
     """
-    # Not at the top: what tests a base install must be able to collect this file without the service's packages.
+    # Not at the top: tests of a base install load this file without the service's packages.
     from acker_service.config import Config
     from acker_service.server import Server
 
@@ -104,11 +104,11 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What the server has logged, all its runs together."""
+        """The log of all runs of the server."""
         return (self._folder / "server.log").read_text()
 
     def start(self) -> None:
-        """Start, and return when it serves."""
+        """Start the server, and return when it serves."""
         self._ready.unlink(missing_ok=True)
         command = [sys.executable, "-m", "acker_service", "serve", f"--port={self.port}", "--http-port=0"]
         command += ["--ready-file", str(self._ready), "--log-format=json", *self.flags]
@@ -121,29 +121,29 @@ class ServerProcess:
         self.http_address = ready["http_address"]
 
     def terminate(self) -> int:
-        """SIGTERM: drain, write the state; gives the exit status."""
+        """Send SIGTERM, so that the server drains and writes its state. Returns the exit status."""
         self._process.terminate()
         return self.wait()
 
     def wait(self) -> int:
-        """Wait until it has ended by itself; gives the exit status."""
+        """Wait until the server has ended by itself. Returns the exit status."""
         return self._process.wait(START_S)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._process.kill()
         self._process.wait(START_S)
 
     def pause(self) -> None:
-        """SIGSTOP: it answers nothing until :meth:`resume`."""
+        """Stop the process (SIGSTOP): it answers nothing until :meth:`resume`."""
         standstill.stop_child(self._process)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def restart(self, *flags: str, kill: bool = False) -> None:
-        """Stop (or kill) and start again on the same port; ``flags``, where given, take the place of those before."""
+        """Stop (or kill) the server and start it again on the same port. New ``flags`` replace the earlier ones."""
         if kill:
             self.kill()
         else:
@@ -152,7 +152,7 @@ class ServerProcess:
         self.start()
 
     def close(self) -> None:
-        """End it if it still runs."""
+        """Kill the server if it still runs."""
         if self._process.poll() is None:
             self.resume()
             self.kill()
@@ -170,19 +170,19 @@ class ServerProcess:
 
 @pytest.fixture
 def server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
-    """Start a server as a process: ``server_process("--max-pending=10")`` takes flags; see :class:`ServerProcess`."""
+    """Return a function that starts a :class:`ServerProcess` with flags: ``server_process("--max-pending=10")``."""
     yield from _server_processes(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def server_process_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
-    """As ``server_process``, for servers that all tests of a module share."""
+    """Return ``server_process`` for servers that all tests of a module share."""
     yield from _server_processes(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server as a process, with its defaults, for all tests that bring sessions of their own."""
+    """One server process with its defaults, shared by all tests. Each test uses sessions of its own."""
     process = ServerProcess(tmp_path_factory.mktemp("server"))
     yield process
     process.close()
@@ -190,7 +190,7 @@ def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
 
 @pytest.fixture(scope="session")
 def zookeeper_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A real ZooKeeper for all tests: ``.address``; who kills or stops it starts it again."""
+    """A real ZooKeeper for all tests, at ``.address``. A test that kills or stops it must start it again."""
     from acker_testing import ZooKeeperProcess
 
     process = ZooKeeperProcess(tmp_path_factory.mktemp("zookeeper"))
@@ -200,13 +200,13 @@ def zookeeper_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
 
 @pytest.fixture
 def zookeeper(zookeeper_process: Any) -> str:
-    """What ``--zookeeper`` takes: a chroot of this test's own."""
+    """Return a value for ``--zookeeper``: a chroot of this test's own."""
     return f"{zookeeper_process.address}/acker-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 def nodes(zookeeper: str) -> Iterator[Any]:
-    """A client of kazoo's own at this test's chroot."""
+    """A kazoo client at this test's chroot."""
     from kazoo.client import KazooClient
 
     client = KazooClient(zookeeper.partition("/")[0], timeout=5.0)
@@ -234,8 +234,8 @@ def _server_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Any]:
-    """A Kafka for all tests of this process (a ``MockKafka``); each makes topics of its own."""
-    # Not at the top: most tests do without the extra.
+    """A ``MockKafka`` for all tests of this process. Each test creates topics of its own."""
+    # Not at the top: most tests run without the extra.
     from tests.source.kafka_broker import MockKafka
 
     with MockKafka() as cluster:

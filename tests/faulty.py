@@ -1,4 +1,4 @@
-"""A transport that loses, doubles, delays and reorders calls, on the way there and back, by a seeded dice."""
+"""A transport that loses, duplicates, delays and reorders calls and replies, from a seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAULTS = ("request lost", "reply lost", "doubled", "late")
 
 
 class FaultyTransport:
-    """Wraps any transport. ``rate`` of the calls meet one of ``faults``; 0 is a perfect network."""
+    """Wraps any transport. A share ``rate`` of the calls meets one of ``faults``; 0 is a perfect network."""
 
     def __init__(self, inner: Transport, dice: random.Random, rate: float, faults: Sequence[str] = FAULTS) -> None:
         self.rate = rate
@@ -55,7 +55,7 @@ class FaultyTransport:
 
     def _call(self, call: Callable[[], Any]) -> Any:
         if self._late and self._dice.random() < 0.5:
-            # Long given up by its sender, it arrives after calls that were made later.
+            # Deliver a call that its sender has given up, after calls that were made later.
             self._late.pop(self._dice.randrange(len(self._late)))()
         if self._dice.random() >= self.rate:
             return call()

@@ -19,7 +19,7 @@ MASK = (1 << 64) - 1
 SLOTS = 1024
 SLOT_SHIFT = 54
 
-# How many entries are mixed at a time. Two such blocks fit into the cache of a core.
+# Entries mixed at a time. Two such blocks fit into the cache of a core.
 _BLOCK = 16_384
 
 # mix64 is the finaliser of SplitMix64 (Stafford's variant 13): bijective, and 0 maps to 0.
@@ -118,7 +118,7 @@ def hash64(name: str) -> int:
 
 
 def root_id(base: int, number: int) -> int:
-    """Return the root id of a session's emission ``number``. It can be inverted, so no table of roots is needed."""
+    """Return the root id of a session's emission ``number``. :func:`numbers_of` inverts it, so no table is needed."""
     return mix64((base + number) & MASK)
 
 

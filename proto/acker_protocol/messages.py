@@ -1,7 +1,7 @@
 """Messages: the messages of acker.proto as plain values, with the names that they have there.
 
-Knows no protobuf (``wire`` translates), no socket and no clock. Columns are numpy arrays and may be read-only views, so
-never write into a message.
+Independent of protobuf (``wire`` translates), sockets and clocks. Columns are numpy arrays and may be read-only views,
+so never write into a message.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class InitScope:
-    """The batch that inits belong to; a report with it is one of inits.
+    """The batch that inits belong to. A report that has it holds inits only.
 
     ``covered``: uint64[k, 2], ranges [start, stop) of the batch's numbers that a task has read.
     """
@@ -146,7 +146,7 @@ class ApplyReply:
     """``section_statuses``: uint8 per section, in order; empty if every section has ``status``.
 
     ``inits_known``: inits that changed nothing, as their root was initialised before. ``inits_conflicting``: inits
-    whose root was pending in another batch of any source: it is LOST in both, reason ``root_conflict``.
+    whose root was pending in another batch of any source: it is then LOST in both, reason ``root_conflict``.
     """
 
     incarnation: int
@@ -167,8 +167,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
-    """``id`` and ``generation`` of the server as a member. ``epoch``, here and in every other reply: the epoch of the
-    server's view; 0: it knows of no other server."""
+    """``id``, ``generation``: those of the server as a member. ``epoch``, here and in every reply: the epoch of the
+    server's view, or 0 if the server knows of no other."""
 
     protocol_version: int
     server_version: str
@@ -224,7 +224,8 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class SettleReply:
-    """``cursor``: every outcome of the batch is at or below it. ``roots``: how many these are, unread included."""
+    """``cursor``: every outcome of the batch is at or below it. ``roots``: the number of these outcomes, unread roots
+    included."""
 
     incarnation: int
     status: Status
@@ -238,8 +239,8 @@ class SettleReply:
 class Watch:
     """Open a source or renew its lease, confirm outcomes up to ``confirmed``, and ask for those after it.
 
-    ``max_outcomes``: 0 for no limit. ``pins``: which servers hold the source's roots; the server keeps it unread for
-    :class:`Pins`. Empty: no change.
+    ``max_outcomes``: 0 for no limit. ``pins``: which servers hold the source's roots. The server stores the bytes
+    as they are and returns them for :class:`Pins`. Empty: no change.
     """
 
     source: str
@@ -294,13 +295,15 @@ class Outcomes:
 
 
 def causes_of(reasons: Iterable[Reason]) -> bytes:
-    """Return the number of the cause of each reason, 0 for the text of a fail."""
+    """Return one byte for each reason: the number of its cause, or 0 for the text of a fail."""
     return bytes(reason.value if isinstance(reason, Cause) else 0 for reason in reasons)
 
 
 def reasons_of(texts: Sequence[str], causes: Sequence[int]) -> tuple[Reason, ...]:
-    """Return the reasons with these ``texts`` and ``causes``. Versions older than `Cause` wrote texts alone, so without
-    causes a text that is a cause's counts as the cause. Raises ValueError if only some of the texts have a cause."""
+    """Return the reasons with these ``texts`` and ``causes``. Raises ValueError if they differ in number.
+
+    Versions older than `Cause` sent only texts. So if ``causes`` is empty, a text that equals a cause's is that cause.
+    """
     if not causes:
         return tuple(_CAUSES_BY_TEXT.get(text, text) for text in texts)
     # A newer version may send a cause that this one does not know. Then only its text counts.
@@ -330,7 +333,7 @@ class WatchReply:
 
 @dataclass(frozen=True, slots=True)
 class StatsRequest:
-    """What does the server count?"""
+    """Ask for the server's counters and gauges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +355,7 @@ class ListedMember:
 
 @dataclass(frozen=True, slots=True)
 class ViewRequest:
-    """Which servers are there?"""
+    """Ask for the servers of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +369,7 @@ class ViewReply:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """Take nothing new, finish, and end."""
+    """Ask the server to accept no new work, finish what it has, and exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +401,8 @@ class PinsReply:
 class Transport(Protocol):
     """The interface between a client and one server. The gRPC transport implements it, and a shard in memory for tests.
 
-    Methods raise ``acker_client.errors.Unavailable`` if no answer came, so that it is unknown whether the call was
-    applied, and ``acker_client.errors.Rejected`` if the server answered that the call itself is wrong.
+    Methods raise ``acker_client.errors.Unavailable`` if no answer came: the call may have been applied or not. They
+    raise ``acker_client.errors.Rejected`` if the server answered that the call itself is wrong.
     """
 
     def hello(self, hello: Hello, timeout_s: float) -> HelloReply: ...

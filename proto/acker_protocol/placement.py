@@ -2,7 +2,7 @@
 
 Decides the members of a batch and the replicas of each slot; chapter 2 of acker.proto has the steps, and vectors.json
 has examples. Pure integers, no floats, no ``hash()``. A member has a *seat*. A table assigns slots to seats as if every
-seat were taken; what it assigns to empty seats goes to members that have room.
+seat were taken. The slots of empty seats go to members that have room.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SPREAD = 8
 # No member holds more than 21/20 of the mean, rounded up.
 _OVER, _UNDER = 21, 20
 
-# An epoch is one number, so that epochs can be compared. The bits below this come from ZooKeeper's count, those above
-# are the incarnation of the ensemble.
+# An epoch is one number, so that epochs can be compared. The bits below this are ZooKeeper's count. The bits above are
+# the incarnation of the ensemble.
 _ENSEMBLE_SHIFT = 64
 
 Seats = npt.NDArray[np.int64]
@@ -88,11 +88,11 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Which members of a view hold which slots of a batch. Pickled, it takes two kilobytes a replica, and the members.
+    """Which members of a view hold which slots of a batch. Pickled, it takes 2 KiB a replica plus the members.
 
     ``members``: the members of the batch, ascending by id. ``replicas``: uint16[1024, R], read-only: for each slot the
     indices of its replicas in ``members``, ordered and distinct. ``seats``: for each seat the index of its member, -1
-    if it is empty; :func:`place_seats` computes the same placement from them in any process.
+    if it is empty. From the seats, :func:`place_seats` computes the same placement in any process.
     """
 
     epoch: int
@@ -151,7 +151,7 @@ def place_seats(epoch: int, seats: Sequence[Member | None], replicas: int) -> Pl
 def slots_at_most(members: int, replicas: int) -> int:
     """Return how many slots a member holds at most: 1.05 x the mean of 1024 x replicas / members, rounded up.
 
-    It must be rounded up: for 200 members 1.05 x the mean is 5.376, and with 5 slots each some slots had no member.
+    Rounding down would leave slots without a member: 200 members with 5 slots each hold 1000 of 1024 slots.
     """
     return min(SLOTS, -(-_OVER * SLOTS * replicas // (_UNDER * members)))
 
@@ -180,13 +180,14 @@ def _drawn(ids: Seats, session: int, number: int, spread: int) -> Seats:
 def _table(seats: int, replicas: int) -> Seats:
     """Return the seats of each slot, as if every seat were taken: int64[1024, replicas].
 
-    Each added seat takes slots from the fullest seats. So counts differ by at most one, and slots move only to it.
+    Each added seat takes slots from the fullest seats. So counts differ by at most one, and slots move only to the new
+    seat.
     """
     held = [list(range(replicas)) for _ in range(SLOTS)]
     counts = [SLOTS] * replicas
     for seat in range(replicas, seats):
         most, least = -(-SLOTS * replicas // (seat + 1)), SLOTS * replicas // (seat + 1)
-        # First takes from seats that now hold too many slots, then what this seat still needs for its own share.
+        # First take from seats that now hold too many slots, then fill this seat up to its own share.
         counts.append(0)
         order = np.argsort(_scores(seat)).tolist()
         _move_slots(seat, held, counts, order, most, sum(max(0, count - most) for count in counts))
@@ -218,10 +219,10 @@ def _scores(seat: int) -> Column:
 
 
 def _fill(held: Seats, ids: Seats) -> None:
-    """Fill vacant positions in ``held`` in rounds: each slot asks one member with room, and members take the best."""
+    """Fill vacant positions in ``held`` in rounds. A slot asks a member with room, which accepts the lowest scores."""
     room = slots_at_most(len(ids), held.shape[1]) - np.bincount(held[held != _NOBODY], minlength=IDS)[ids]
     asking, stuck = np.flatnonzero((held == _NOBODY).any(axis=1)), []
-    # Uses another score than the table, where the slots that a member does not hold have bad scores for it.
+    # Must be another score than the table's, in which a member has high scores for all slots that it does not hold.
     scores = _mixed(ids.astype(np.uint64) * np.uint64(SLOTS) + asking.astype(np.uint64)[:, None] + np.uint64(1))
     scores = scores << np.uint64(32) | scores >> np.uint64(32)
     scores[(held[asking][:, :, None] == ids).any(axis=1)] = _REFUSED
@@ -243,7 +244,7 @@ def _fill(held: Seats, ids: Seats) -> None:
 
 
 def _within_room(asked: Seats, scores: Column, room: Seats) -> Seats:
-    """Return which requests are accepted: each member in ``asked`` accepts as many as it has room for, least first."""
+    """Return which requests are accepted: each member in ``asked`` accepts the lowest scores, as many as fit."""
     order = np.lexsort((scores, asked))
     counts = np.bincount(asked, minlength=len(room))
     rank = np.arange(len(asked)) - (np.cumsum(counts) - counts)[asked[order]]
@@ -253,7 +254,7 @@ def _within_room(asked: Seats, scores: Column, room: Seats) -> Seats:
 def _exchange(held: Seats, ids: Seats, slot: int) -> None:
     """Fill a vacant position of ``slot`` when every member with room already holds it.
 
-    The member with the fewest slots takes the place of another member in another slot, and that one fills the vacancy.
+    The member with the fewest slots replaces another member in another slot, and the replaced one fills the vacancy.
     This is very rare, but without it some member would exceed its bound.
     """
     emptiest = int(ids[np.argmin(np.bincount(held[held != _NOBODY], minlength=IDS)[ids])])

@@ -60,7 +60,7 @@ def digest(entries: Entries) -> int:
 def malformed(entries: Entries, *, are_inits: bool) -> str:
     """Return what is wrong with the columns of a message, in one sentence, or "".
 
-    Does not check the order of roots, which the ledger does while it hashes them.
+    Does not check the order of roots: the ledger checks it while it hashes them.
     """
     ids, kinds, reason_ids = len(entries), entries.kinds, entries.reason_ids
     if len(entries.ack_vals) == ids and not len(kinds) and not len(reason_ids):
@@ -96,8 +96,8 @@ def pack(
 ) -> list[Apply]:
     """Cut a report into messages of about ``message_bytes`` at section boundaries.
 
-    Only the last message says what ``inits`` covers: send it when the others have been answered. An empty report
-    becomes one message without entries if it covers something, else no message.
+    Only the last message says what ``inits`` covers: send it after the others have been answered. A report without
+    entries becomes one message if it covers numbers, else no message.
     """
     total = digest(entries) if report_digest is None else report_digest
     parts = list(_cut_entries(entries, message_bytes))
@@ -147,7 +147,7 @@ def _cut_entries(entries: Entries, message_bytes: int) -> Iterator[Entries]:
     sizes = _bytes_before(entries, bounds)
     first, last = 0, len(bounds) - 1
     while first < last:
-        # The last section boundary within message_bytes, or the end of a section that is larger than a message.
+        # Cut at the last section boundary within message_bytes, or after one section that is larger than a message.
         after = int(np.searchsorted(sizes, sizes[first] + message_bytes, side="right")) - 1
         after = max(after, first + 1)
         yield _slice(entries, int(bounds[first]), int(bounds[after]))
@@ -155,7 +155,7 @@ def _cut_entries(entries: Entries, message_bytes: int) -> Iterator[Entries]:
 
 
 def _bytes_before(entries: Entries, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return at most how many bytes the entries before each of ``bounds`` take; a shared reason counts each time."""
+    """Return an upper bound in bytes of the entries before each of ``bounds``. Counts a shared reason at each use."""
     sizes = bounds * BYTES_AN_ENTRY
     if not len(entries.reason_ids):
         return sizes

@@ -1,8 +1,8 @@
 """Wire: messages to protobuf and back. The only module that imports protobuf.
 
 Decides how columns travel (little-endian bytes) and what a malformed message is. Decides nothing about the meaning of a
-message. Two tables hold the rest: ``_CODECS`` has the protobuf class of each message class, and ``_FIELDS`` the fields
-that protobuf does not hold under the same name as the same value.
+message. ``_CODECS`` maps each message class to its protobuf class. ``_FIELDS`` lists the fields whose name or value is
+different in protobuf.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Malformed(ValueError):
 
 
 class _Stamped(Protocol):
-    """A reply in protobuf: each has an epoch."""
+    """The fields of the epoch, which each protobuf reply has."""
 
     epoch: int
     ensemble: int
@@ -53,7 +53,7 @@ _Reply = TypeVar("_Reply", bound=_Stamped)
 
 
 def encode(message: object) -> Any:
-    """The protobuf message of ``message``, which is of a class of ``messages``."""
+    """Return the protobuf message of ``message``, an instance of a class in ``messages``."""
     codec = _CODECS[type(message)]
     wire = codec.make(message)
     for name, write in codec.writes:
@@ -62,7 +62,7 @@ def encode(message: object) -> Any:
 
 
 def decode(kind: type[_Plain], content: Message | bytes) -> _Plain:
-    """The message of class ``kind`` in a protobuf message or its bytes. Raises :class:`Malformed`, and nothing else."""
+    """Return the message of class ``kind`` in a protobuf message or its bytes. Raises only :class:`Malformed`."""
     codec = _CODECS[kind]
     wire = codec.parse(content) if isinstance(content, bytes) else content
     message: _Plain = codec.read(wire)
@@ -70,7 +70,7 @@ def decode(kind: type[_Plain], content: Message | bytes) -> _Plain:
 
 
 def stamped(reply: _Reply, epoch: int) -> _Reply:
-    """``reply``, with an epoch in it."""
+    """Write ``epoch`` into ``reply`` and return it."""
     reply.ensemble, reply.epoch = parts_of(epoch)
     return reply
 
@@ -135,7 +135,7 @@ def _write_entries(wire: pb.ApplyRequest, entries: Entries) -> None:
 
 
 def _read_entries(wire: pb.ApplyRequest) -> Entries:
-    """Check what needs no hashing: lengths, kinds, reasons, ranges. The ledger checks order and slots."""
+    """Return the entries. Checks lengths, kinds, reasons and ranges; the ledger checks order and slots as it hashes."""
     root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
     kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
     entries = Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
@@ -228,7 +228,7 @@ def _read_status(wire: Any) -> messages.Status:
         raise Malformed(f"status: {wire.status} is not of this protocol version") from None
 
 
-# How a field is written into the protobuf message, and how it is read from there. None: as it is, under its name.
+# How to write a field into its protobuf message, and how to read it. None: copy the value under the same name.
 _FIELDS: dict[str, tuple[Callable[[Any, Any], object] | None, Callable[[Any], object] | None]] = {
     "epoch": (stamped, lambda wire: epoch_of(wire.ensemble, wire.epoch)),
     "status": (None, _read_status),
@@ -246,7 +246,7 @@ _FIELDS: dict[str, tuple[Callable[[Any, Any], object] | None, Callable[[Any], ob
 
 
 class _Codec:
-    """How the messages of one class travel.
+    """Translates the messages of one class to protobuf and back.
 
     ``make`` and ``read`` are compiled from the names of the fields, as in ``dataclasses``, because they run in every
     call and loops over the names take twice the time.

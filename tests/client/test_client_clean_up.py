@@ -40,7 +40,7 @@ def test_every_step_runs_last_added_first_and_the_first_exception_is_raised(
                 steps.add(step(number))
             if raised is not None:
                 raise raised
-    except BaseException as found:  # noqa: BLE001  # also what a loop is left with
+    except BaseException as found:  # noqa: BLE001  # GeneratorExit too
         error = found
     assert ran == list(reversed(range(len(fails))))
     failed = [number for number in ran if fails[number]]

@@ -1,4 +1,4 @@
-"""The servers as one client knows them: older knowledge says nothing about servers that came since."""
+"""Which servers a client considers gone: an old view says nothing about servers that joined later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from acker_protocol.placement import Member, View, epoch_of, place
 
 @dataclass
 class Registered:
-    """Servers by address, each with its generation and the view that it hands out."""
+    """Servers by address: the generation of each, and the view (epoch, generation by id) that it answers with."""
 
     now: float = 0.0
     is_mute: bool = False
@@ -26,7 +26,7 @@ class Registered:
     views: dict[str, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
 
     def start(self, number: int, generation: int) -> Member:
-        """Start a server, perhaps again without its state, and update the views of all others."""
+        """Start a server, or restart it without its state, and update the views of all servers."""
         self.generations[f"s{number}:1"] = generation
         epoch = 1 + max((epoch for epoch, _ in self.views.values()), default=0)
         listed = {int(address[1]): generation for address, generation in self.generations.items()}
@@ -124,7 +124,7 @@ def test_a_server_missing_from_the_newest_view_is_gone_for_earlier_batches(serve
 def test_a_view_of_a_later_ensemble_is_newer_whatever_its_number_and_its_servers_have_time_to_come_back(
     servers: Registered,
 ) -> None:
-    """ZooKeeper has lost its data: at first the view lists the servers that have registered again so far."""
+    """ZooKeeper has lost its data, so the first views list only the servers that have registered again so far."""
     client = servers.cluster()
     view = client.view(client.patience())
     client.hear_of(place(view, 1, 1, 2))
@@ -135,7 +135,7 @@ def test_a_view_of_a_later_ensemble_is_newer_whatever_its_number_and_its_servers
     assert not client.gone(late)
     servers.now += client.settings.gone_after_s - 1
     assert not client.gone(late)
-    # One that was in a view of this ensemble and is not any more is gone at once.
+    # A server that a view of this ensemble listed, and a later view does not, is gone at once.
     servers.views = dict.fromkeys(servers.generations, (epoch_of(7, 2), {2: 20}))
     client.refresh()
     assert not client.gone(late)

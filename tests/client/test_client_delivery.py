@@ -1,4 +1,4 @@
-"""One report on its way, against a server that answers each section as it likes."""
+"""Delivery of one report to a server that answers each section at random."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINAL = [Status.APPLIED, Status.DUPLICATE, Status.CONFLICT, Status.STALE]
 
 
 def entries_of(count: int, seed: int = 0) -> Entries:
-    """Updates of ``count`` roots, one in three a fail with one of two reasons."""
+    """Return updates of ``count`` random roots. A third of them fail, with one of two reasons."""
     dice = np.random.default_rng(seed)
     roots = dice.integers(1, 2**64, count, np.uint64)
     kinds = np.where(roots % 3 == 0, FAIL | ACK, ACK).astype(np.uint8)

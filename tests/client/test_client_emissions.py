@@ -1,4 +1,4 @@
-"""Emissions on several servers: each root has one outcome, and a server that missed a report has no vote on it."""
+"""Emissions on several servers: each root gets one outcome, and a server that missed a report has no vote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def registered() -> Iterator[Listed]:
 
 
 class Listed(Registered):
-    """Servers of a registry, with cuts: a process that cannot reach a server still reads that it exists."""
+    """Registered servers with network cuts: a process that cannot reach a server still sees it in the view."""
 
     def _connect(self, name: str, address: str) -> Any:
         return Cut(super()._connect(name, address), lambda: address in self.cut.get(name, ()))
@@ -110,11 +110,11 @@ def test_a_fail_that_cannot_reach_one_server_is_delivered_later(registered: List
         worker.fail(root, "no such click", edge=edge)
     with pytest.raises(errors.Unavailable, match="s0:1"):
         worker.flush()
-    # The one server that has the fails dies, before the source has heard of them.
+    # The only server that has the fails dies before the source has received them.
     registered.kill(1)
     registered.cut.clear()
     worker.flush()
-    # Its view says that a server is gone, and the source has not said yet that it counts it out.
+    # The view no longer lists s1, but the source has not left it out of the batch yet.
     with pytest.raises(errors.Unavailable, match="s1:1"):
         ack(other, anchors)
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
@@ -188,7 +188,7 @@ def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_witho
         source.fail(root, "no such click", edge=edge)
     source.flush()
     servers.cut.clear()
-    # The server that missed the fails is told of a whole tree.
+    # The server that missed the fails now gets acks of whole trees.
     ack(worker, anchors)
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
 
@@ -208,7 +208,7 @@ def test_a_watch_in_another_thread_forgets_no_report_in_flight(servers: Servers)
     watching.start()
     anchors = []
     for number in range(6):
-        # A view that changes in the middle: a member comes and goes.
+        # Change the view in the middle: a member comes or goes.
         (servers[1].stop if number % 2 else servers[1].start)()
         for _ in range(3):
             some = [source.emit() for _ in range(20)]
@@ -361,7 +361,7 @@ def test_one_root_that_is_never_done_keeps_its_batch_alone(servers: Servers, mon
     assert heard(source, 40) == all_of(anchors[1:], Verdict.ACKED)
     while len(source._state().source().pins) > 2:
         source.watch(0.05)
-    # That of the root, and the one that is drawn from.
+    # The batch of the open root, and the batch that emissions draw from.
     assert [pin.batch for pin in source._state().source().pins] == [1, 21]
 
 
@@ -399,7 +399,7 @@ def test_an_emission_for_which_no_server_opens_a_batch_ends_with_its_budget(time
 def test_a_late_ack_of_a_root_that_has_ended_waits_for_no_server_that_died_since(registered: Listed) -> None:
     source, worker = registered.client("source"), registered.client("worker", budget_s=2.0)
     worker.join(source.open_source("clicks"))
-    # A whole batch, so that it ends with its last outcome.
+    # Emit a whole batch, so that the batch ends with its last outcome.
     anchors = emitted(source, stream_module.NUMBERS_FIRST)
     ack(worker, anchors)
     heard(source, len(anchors))
@@ -408,7 +408,7 @@ def test_a_late_ack_of_a_root_that_has_ended_waits_for_no_server_that_died_since
     ack(worker, anchors[:ROOTS])
 
 
-# -- updates that cannot be placed
+# -- updates of unknown roots
 
 
 @pytest.mark.parametrize("ends", ["forget", "close"])
@@ -477,14 +477,14 @@ def stop_drawing(client: AckerClient) -> None:
 
 
 def sealed(client: AckerClient) -> Replication:
-    """The report that another thread has begun to send."""
+    """Wait for and return the report that another thread is sending."""
     state = client._state()
     while not state.unanswered:
         threading.Event().wait(0.01)
     return state.unanswered[0]
 
 
-# -- what other processes may not decide
+# -- other processes and the source's own session
 
 
 def test_a_fail_that_reached_no_server_is_raised_and_sent_again(servers: Servers) -> None:

@@ -1,4 +1,4 @@
-"""The client as a program uses it, against a real shard in memory: results and errors of its calls."""
+"""The client's public calls against a real in-memory shard: results and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def server(time: SimulatedTime) -> LocalServer:
 
 @pytest.fixture
 def make(time: SimulatedTime, server: LocalServer) -> Callable[..., AckerClient]:
-    """Make a client of the local server; keywords are those of Settings."""
+    """Return a function that makes a client of the local server. Keywords are those of Settings."""
 
     def client(connect: Any = None, **options: Any) -> AckerClient:
         settings = Settings(("local:1",), **options)
@@ -53,7 +53,7 @@ def client(make: Callable[..., AckerClient]) -> AckerClient:
 
 
 def opened(client: AckerClient, **timeouts: float | None) -> AckerClient:
-    """``client`` with an open source, and batch 1, which is not held."""
+    """Open a source and batch 1, which is not held, on ``client``; return it."""
     client.open_source("orders", lease_s=600)
     client.open_batch(1, FIRST, 1 << 20, held=False, **{"message_timeout_s": 30.0, **timeouts})
     return client
@@ -66,7 +66,7 @@ def outcomes(client: AckerClient, wait_s: float = 0.0) -> dict[int, tuple[Verdic
 
 
 class Answering:
-    """A transport whose ``apply`` answers from a list, then like the transport behind it."""
+    """A transport whose ``apply`` first gives ``replies``, and then calls the wrapped transport."""
 
     def __init__(self, inner: LocalTransport, *replies: ApplyReply | Exception) -> None:
         self._inner = inner
@@ -321,7 +321,7 @@ def test_a_root_id_that_another_source_has_is_lost_for_both_and_logged(
         each.flush()
     assert (client.totals.inits_conflicting, other.totals.inits_conflicting) == (0, 1)
     assert "pending in another batch, of this source or another: 1." in caplog.text
-    # The other one's record is done; nothing was done of the first.
+    # The second source acks its record. The first source's record has the same root id and was not processed.
     other.ack(ROOT, ids.edge0(ROOT))
     other.flush()
     assert outcomes(client) == outcomes(other) == {ROOT: (Verdict.LOST, "root_conflict")}

@@ -1,4 +1,4 @@
-"""Several servers in memory, and one source. Servers drain, are silent, are left out or are new to a view."""
+"""One source and several in-memory servers, which drain, fall silent, are left out or join the view."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST = 1 << 40
 
 
 class Servers:
-    """Servers in memory: the k-th is at "k:1" and has the id k. ``watches``: how often each was asked for outcomes."""
+    """In-memory servers; server k is at "k:1". ``watches``: the number of Watch calls to each."""
 
     def __init__(self, count: int, time: SimulatedTime | None = None) -> None:
         options: dict[str, Any] = {"clock": time.clock, "sleep": time.sleep} if time else {}
@@ -130,7 +130,7 @@ def test_a_watch_of_several_servers_does_not_sleep_between_polls() -> None:
     client.open_source("orders")
     slept.clear()
     client.watch(1.1)
-    # A source that sleeps between its polls receives no outcomes in that time.
+    # While a source sleeps between polls, it receives no outcomes.
     assert not slept
     client.close()
 
@@ -193,7 +193,7 @@ def test_outcomes_of_slots_that_moved_to_another_server_still_count_as_heard() -
 
 
 def gone_in_the_end(cluster: Cluster, member: Member, time: SimulatedTime) -> str:
-    """Return the cluster's judgement of a member after the view was fetched twice."""
+    """Return why the cluster considers a member gone, after two fetches of the view ("": it is not gone)."""
     cluster.refresh()
     assert cluster.gone(member) == ""
     time.sleep(2.0)

@@ -1,4 +1,4 @@
-"""A view of twenty members, of which each batch uses eight: what a source keeps of members that it no longer needs."""
+"""Twenty members, eight in each batch: a source drops connections and leases that it no longer needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMBERS, BATCHES, LEASE_S = 20, 30, 30.0
 
 
 class Many(Registered):
-    """Servers in simulated time; ``channels``: those that a client has open, by address."""
+    """Servers in simulated time. ``channels``: the number of open channels to each address."""
 
     def __init__(self, time: SimulatedTime) -> None:
         super().__init__(MEMBERS)
@@ -64,7 +64,7 @@ def test_batches_on_eight_of_twenty_servers_end_and_unneeded_connections_are_clo
         seen.update(member.id for member in job.pin.placement.members)
         assert len(job.pin.placement.members) == SPREAD
         assert job.done() == ALL_ACKED
-        # Now and then a server forgets a source that it has not heard of for long, and is needed again.
+        # Let leases expire: some servers forget the source, and are needed again later.
         time.sleep(LEASE_S / 4)
         source.watch()
     assert len(seen) == MEMBERS
@@ -79,7 +79,7 @@ def test_batches_on_eight_of_twenty_servers_end_and_unneeded_connections_are_clo
         time.sleep(LEASE_S / 2 - 1.0)
         source.watch()
     executor.hello()
-    # Of the source those of its last batch, of both the one that they were given, and the one that has just said hello.
+    # The source keeps those of its last batch. Three more: the configured address of each client, and the last hello.
     assert open_channels(servers) <= SPREAD + 3
     assert not source.watch().says_something
 
@@ -88,7 +88,7 @@ def test_a_server_that_forgot_a_source_while_it_was_not_needed_loses_no_batch_by
     time = SimulatedTime()
     servers = Many(time)
     for server in servers.by_address.values():
-        # Servers that grant less than is asked for.
+        # Let servers grant a shorter lease than requested.
         server.shard._max_lease_s = LEASE_S / 4
     source = servers.client(replicas=1, spread=2)
     source.open_source("orders", lease_s=LEASE_S)

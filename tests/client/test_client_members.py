@@ -1,4 +1,4 @@
-"""Several servers behind one client: shards in memory, calls in threads, members that come and go."""
+"""One client of several servers: in-memory shards, calls in threads, members that come and go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOTS = 60
 
 
 class Servers:
-    """Servers by address, and clients of a list of them. ``cut``: addresses that a client cannot reach, by its name."""
+    """Servers by address, and their clients. ``cut``: the addresses that each client, by name, cannot reach."""
 
     def __init__(self, count: int) -> None:
         self.by_address = {f"s{number}:1": LocalServer(id=number) for number in range(count)}
@@ -35,7 +35,7 @@ class Servers:
     def client(self, name: str = "", side_by_side: SideBySide | None = None, **options: float) -> AckerClient:
         given = {"replica_wait_s": 0.25, "gone_after_s": 0.5, "budget_s": 20.0, "call_timeout_s": 1.0, **options}
         settings = Settings(tuple(self.by_address), **given)  # type: ignore[arg-type]
-        # Waits between tries of 0.2 s at most, as a replica here is waited for that briefly.
+        # random=0.1 keeps waits between tries below 0.2 s, since clients here wait only briefly for a replica.
         client = AckerClient(
             settings,
             connect=lambda address: self._connect(name, address),
@@ -54,7 +54,7 @@ class Servers:
 
 
 class Cut:
-    """A transport whose calls, or ``only`` those of one name, are not answered while ``is_cut``."""
+    """A transport that answers no calls while ``is_cut()``. ``only``: the one call that is cut, "" for all."""
 
     def __init__(self, transport: Any, is_cut: Callable[[], bool], only: str = "") -> None:
         self._transport, self._is_cut, self._only = transport, is_cut, only
@@ -67,7 +67,7 @@ class Cut:
 
 
 class Job:
-    """One batch of a source: read, worked on and settled by calls."""
+    """One batch of a source, with a method for each step: read, work, settle."""
 
     def __init__(self, source: AckerClient, executor: AckerClient, number: int = 1) -> None:
         self.source, self.executor, self.number = source, executor, number
@@ -213,7 +213,7 @@ def test_a_batch_opened_before_the_source_learns_of_a_loss_is_not_lost(count: in
 
     def unheard(request: Watch) -> Any:
         reply = answer(request)
-        # The server knows the source again, and the source does not know it.
+        # The server has registered the source again, but the source does not know that.
         lost["replies"] += 1
         if lost["replies"] == 1:
             raise errors.Unavailable("the reply was lost")
@@ -293,7 +293,7 @@ def test_an_executor_that_cannot_reach_a_server_goes_on_without_it_and_the_sourc
 def test_no_root_is_acked_when_two_attempts_that_differ_reached_a_server_each(
     servers: Servers, source: AckerClient
 ) -> None:
-    # The first attempt reaches b alone, and is whole there; the second, whose write was committed, reaches a alone.
+    # The first attempt reaches only one server and completes there. The second, with other edges, reaches the other.
     source = servers.client(spread=2)
     source.open_source("orders")
     job = Job(source, servers.client("executor"))
@@ -354,7 +354,7 @@ def test_late_outcomes_of_a_finished_batch_are_not_reported(servers: Servers, so
     job.work()
     assert Counter(job.settle().values()) == ALL_ACKED
     servers.cut["source"] = set()
-    # It is asked to settle it as well, by somebody whose call was slow to arrive.
+    # A delayed settle call now arrives at server 1.
     servers[1].ask(lambda shard, now: shard.settle([Settle(job.pin.session, 1, Settlement.DONE)], now))
     watched = source.watch(0.5)
     assert (len(watched.outcomes), watched.says_something) == (0, False)
@@ -382,11 +382,11 @@ def test_outcomes_after_the_settling_of_an_open_batch_are_reported_once(servers:
 def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_the_other_that_was_silent_first() -> (
     None
 ):
-    """A registry still lists both, so neither is gone. A source must not wait for one of them until its budget ends."""
+    """The view still lists both servers, so neither is gone. The source must not spend its budget waiting for one."""
     servers, asked = Servers(2), Counter[str]()
 
     def turned(address: str) -> Any:
-        """The first server answers the first watch and no other, the second none before the first has fallen silent."""
+        """Server 0 answers only the first watch. Server 1 answers none before server 0 has fallen silent."""
 
         def is_silent() -> bool:
             asked[address] += 1
@@ -405,7 +405,7 @@ def test_a_source_begins_with_the_one_server_that_answers_where_a_registry_still
     servers = Servers(3)
 
     def mute(address: str) -> Any:
-        """All servers but one greet, and answer nothing else."""
+        """All servers but one answer hello, and no watch."""
         return Cut(servers.by_address[address].connect(address), lambda: address != "s1:1", only="watch")
 
     settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=5.0)
@@ -419,7 +419,7 @@ def test_a_source_that_waits_for_the_one_server_that_there_was_begins_with_anoth
     servers, asked = Servers(2), Counter[str]()
 
     def late(address: str) -> Any:
-        """The first server falls silent after its greeting, and the second starts only then."""
+        """Server 0 falls silent after its hello, and server 1 starts only then."""
 
         def is_silent() -> bool:
             asked[address] += 1
@@ -441,7 +441,7 @@ def test_a_batch_placed_again_leaves_nothing_open_at_its_first_servers(servers: 
     answer = slow.ask
 
     def silent_after(question: Callable[[Any, float], Any]) -> Any:
-        # What it is asked it does, and says nothing of it.
+        # The server does what is asked, but its reply is lost.
         if slow.shard.stats.open_batches:
             raise errors.Unavailable("the reply was lost")
         reply = answer(question)
@@ -506,7 +506,7 @@ def test_two_servers_that_answer_in_turn_at_one_address_are_detected(servers: Se
 
 
 class InTurns:
-    """Connects to another server at each greeting."""
+    """A transport that reaches the next server at each call."""
 
     def __init__(self, behind: list[LocalServer], turn: Callable[[], int]) -> None:
         self._behind, self._turn = behind, turn
@@ -537,5 +537,5 @@ def test_opening_a_channel_closes_one_that_was_unused_for_long() -> None:
     cluster.caller("s1:1").greeted_once(cluster.patience().deadline)
     time.sleep(601.0)
     cluster.caller("s2:1")
-    # Those that the client was given stay.
+    # The configured addresses stay open.
     assert (closed, client.hello().id) == (["s1:1"], 0)

@@ -1,4 +1,4 @@
-"""Several servers behind one client while they drain, move, are left out or lose their state."""
+"""One client of several servers that drain, move, are left out or lose their state."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers, liv
 
 
 class Registered(Servers):
-    """Servers that serve a view, as with ZooKeeper.
+    """Servers that answer with a view, as with ZooKeeper.
 
-    ``listed``: addresses by id. ``epoch``: that of the view. ``away``: ids of servers that the view lists as AWAY.
+    ``listed``: addresses by id. ``epoch``: of the view. ``away``: ids of servers that the view lists as AWAY.
     """
 
     def __init__(self, count: int) -> None:
@@ -53,7 +53,7 @@ class Registered(Servers):
 
 
 class WithView:
-    """A transport to the current server at an address, with a view."""
+    """A transport to the server that is now at an address. Adds the shared view to its answers."""
 
     def __init__(self, servers: Registered, address: str) -> None:
         self._servers, self._address = servers, address
@@ -241,7 +241,7 @@ def test_a_root_not_flushed_before_its_server_stops_is_lost_once_and_later_roots
     source.emit()
     pin = source._state().source().pins[-1]
     source.flush()
-    # Not flushed before server 1 stops, so it never learns of the roots that are placed on it.
+    # Not flushed before server 1 stops, so server 1 never learns of its roots.
     roots = np.array([source.emit().root_id for _ in range(ROOTS)], np.uint64)
     servers[1].stop()
     ended = Counter[int]()
@@ -263,9 +263,9 @@ def test_a_root_not_flushed_before_its_server_stops_is_lost_once_and_later_roots
 
 
 def reported(job: Job) -> tuple[threading.Thread, list[frozenset[int]]]:
-    """Report as a task of ``job`` in a thread.
+    """Report in a thread, as a task of ``job`` does.
 
-    Returns the thread and a list. When the report is done, the thread adds the ids of the servers that it left out.
+    Returns the thread and a list, to which the thread adds the ids of the left-out servers when the report is done.
     """
     without: list[frozenset[int]] = []
 
@@ -341,7 +341,7 @@ def test_a_process_joins_a_source_at_a_server_that_no_view_lists(registered: Reg
     session = source.open_source("orders")
     root_id, edge = source.emit()
     source.flush()
-    # ZooKeeper has ended the session of server 0, which answers as before.
+    # ZooKeeper ends the session of server 0, but server 0 still answers.
     registered.listed = {1: "s1:1"}
     registered.epoch += 1
     worker = registered.client()

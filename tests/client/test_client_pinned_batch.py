@@ -1,4 +1,4 @@
-"""A batch at its members, while it is being opened."""
+"""Opening a batch at its members: which answers make a member lost or left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes: what is imported when, and what a fork and a pickle leave behind. Each in an interpreter of its own."""
+"""Imports, forks and pickles of the client. Each test runs in an interpreter of its own."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def member(id_: int) -> Member:
 
 
 def published(views: list[set[int]], session: int, replicas: int, spread: int) -> Published:
-    """One batch for each view, of ten numbers each; the first member of each has left."""
+    """Return the pins of one batch for each view, ten numbers each. The first member of each batch is left out."""
     pins = []
     for number, ids in enumerate(views, 1):
         view = View(epoch_of(1 << 63, number), tuple(map(member, ids)))

@@ -1,4 +1,4 @@
-"""A source's registration at one server, answer by answer."""
+"""A source's registration at one server: what each Watch reply tells it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acker_protocol.messages import Outcomes, Status, WatchReply
 
 @pytest.fixture
 def registration() -> Registration:
-    """A registration that has got three outcomes."""
+    """A registration that has received three outcomes."""
     registration = Registration("orders", 5, 30.0, b"pins", 0.0)
     first = registration.heard(registration.request(0, 10), WatchReply(1, Status.APPLIED, "", True, 11, 0), 1.0)
     assert first is not None
@@ -108,7 +108,7 @@ def test_pins_are_sent_until_the_server_has_them_and_again_when_a_delayed_poll_h
     registration: Registration,
 ) -> None:
     def poll(kept: bytes) -> bytes:
-        """Poll, with an answer that says that the server keeps ``kept``; return what the poll sent."""
+        """Poll a server that keeps the pins ``kept``. Return the pins that the poll sent."""
         request = registration.request(0, 10)
         assert registration.heard(request, replace(answer(cursor=3), pins_crc32=zlib.crc32(kept)), 3.0)
         return request.pins

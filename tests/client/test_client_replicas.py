@@ -1,4 +1,4 @@
-"""One request to several members: which of them are waited for."""
+"""One request to several members: which of them the client waits for."""
 
 from __future__ import annotations
 

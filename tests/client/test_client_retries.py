@@ -80,7 +80,7 @@ def test_a_restart_without_state_loses_each_root_that_was_pending_once_and_never
     server.start(with_state=False)
     lost = set(simulation.forest.started) - set(simulation.reported)
     simulation.await_lost(lost)
-    # The replay: other root ids.
+    # The replay has other root ids.
     simulation.grow(range(20))
     simulation.finish()
     assert simulation.verdicts() == {**simulation.expected(), **dict.fromkeys(lost, Verdict.LOST)}

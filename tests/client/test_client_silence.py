@@ -17,7 +17,7 @@ ROOT = ids.root_id(1 << 40, 0)
 
 
 class Simulation:
-    """A client and its server in simulated time. ``after``: the function to call at each second of simulated time."""
+    """A client and its server in simulated time. ``after``: functions to call, by second of simulated time."""
 
     def __init__(self) -> None:
         self.time = SimulatedTime()

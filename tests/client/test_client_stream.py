@@ -1,4 +1,4 @@
-"""Which batch an emission draws its number from, and how large the next one is."""
+"""Which batch an emission draws its number from, and how large the next batch is."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_large_report_of_fails_with_long_reasons_goes_through(start_server: Ca
         client.fail_columns(roots, [f"{number} " + "x" * 400 for number in range(20_000)])
         client.flush()
         reported = client.watch(10.0).outcomes
-    # The server keeps as many reasons as it has room for; each message takes only those of its own fails.
+    # The server keeps only as many reasons as fit. Each message carries only the reasons of its own fails.
     assert len(reported) == 20_000
     assert len(set(reported.reasons)) > 1000
 
@@ -125,7 +125,7 @@ def test_the_ackers_http_port_is_recognized_as_the_wrong_port(start_server: Call
 
 
 class Stranger:
-    """A port that gives every client the same bytes."""
+    """A TCP server that sends every client the same bytes."""
 
     def __init__(self, answer: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -192,7 +192,7 @@ def test_a_grpc_server_that_is_no_acker_is_rejected_at_once() -> None:
 def test_the_token_travels_with_every_call() -> None:
     seen: list[str] = []
 
-    class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs alone
+    class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic only in its stubs
         def service(self, details: Any) -> None:
             seen.append(dict(details.invocation_metadata)["authorization"])
 

@@ -1,4 +1,4 @@
-"""Votes of replicas compared with a simple twin: random programs, then a case for each row of the table."""
+"""Votes of replicas: compared with a simple twin on random programs, then one case for each row of the table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNREAD: Word = (LOST, Cause.UNREAD)
 WORDS = [ACK, BAD, UNFINISHED, TIMEOUT, ABANDONED, UNREAD]
 WORDS += [(FAILED, ""), (FAILED, "unfinished"), (FAILED, "unread"), (TIMED_OUT, Cause.PROGRESS_TIMEOUT)]
 WORDS += [(FAILED, Cause.UNREAD), (LOST, Cause.ROOT_CONFLICT), (LOST, "")]
-# What replicas say without a word.
+# What a replica says implicitly, by settling or leaving.
 ABSENT, OUT = "absent", "out"
 
 
@@ -41,7 +41,7 @@ def root_of(number: int) -> int:
 
 
 def reply(said: Iterable[tuple[int, Word]], *, alike: bool = True) -> Outcomes:
-    """A server's reply; ``alike``: it names each reason once."""
+    """Return a server's reply. ``alike``: list each reason only once."""
     said = list(said)
     texts = [reason for _, (_, reason) in said if reason]
     reasons = tuple(dict.fromkeys(texts)) if alike else tuple(texts)
@@ -70,7 +70,7 @@ def placed(members: int, replicas: int, seed: int) -> npt.NDArray[np.uint16]:
 
 
 def how_it_ends(words: list[tuple[int, str, Reason]], replicas: int, why: str) -> tuple[str, Reason] | None:
-    """The table again: ``words`` are (member, what, reason) in the order of their arrival, for one open root."""
+    """Return the outcome of one open root by the table, or None. ``words``: (member, what, reason) as they arrived."""
 
     def first(*wanted: str) -> tuple[str, Reason] | None:
         return next(((what, reason) for _, what, reason in words if what in wanted), None)
@@ -111,7 +111,7 @@ class Root:
     how: str = ""
 
     def say(self, member: int, what: str, reason: Reason, why: str = "") -> tuple[str, Reason] | None:
-        """Apply one word; return the outcome, if it ends the root."""
+        """Apply the word of one member. Return the outcome if the word ends the root, else None."""
         if member not in self.members or any(member == speaker for speaker, _, _ in self.words):
             return None
         self.words.append((member, what, reason))
@@ -130,13 +130,13 @@ class Root:
 
 
 class BatchTwin:
-    """The simple twin. Keeps every word, and handles one root and one outcome at a time."""
+    """A simple `BatchVotes`: keeps every word, and handles one root and one outcome at a time."""
 
     def __init__(self, up_to: int, replicas: npt.NDArray[np.uint16]) -> None:
         numbers = map(root_of, range(up_to))
         self.roots = {root: Root(set(replicas[slot(root)].tolist())) for root in numbers}
         self.silenced: set[int] = set()
-        # What a member said of roots that are another's: its server counts these, too.
+        # Roots that a member reported without holding their slots. Its server counts these, too.
         self.elsewhere: defaultdict[int, set[int]] = defaultdict(set)
 
     def heard(self, member: int) -> int:
@@ -144,7 +144,7 @@ class BatchTwin:
         return own + len(self.elsewhere[member])
 
     def hear(self, member: int, said: list[tuple[int, Word]]) -> tuple[list[Ended], int]:
-        """Return the ended roots, and the number of foreign ones."""
+        """Return the ended roots, and the number of roots that are foreign to the member."""
         found: list[Ended] = []
         if member in self.silenced:
             return found, 0
@@ -213,7 +213,7 @@ def test_a_batch_ends_each_root_as_the_table_says_for_any_order_of_events(
             merged = votes.hear(member, reply(said, alike=step[3]))
             found, foreign = twin.hear(member, said)
             numbers = [root for root, _, _ in found]
-            # What one reply ends through an absent one is apart; the rest comes in the order of the reply.
+            # Roots that end as absent are listed apart. The others come in the order of the reply.
             gone = [root for root in numbers if twin.roots[root].how == ABSENT]
             assert ended(merged.outcomes) == [each for each in found if each[0] not in gone]
             assert merged.absent.tolist() == gone
@@ -280,7 +280,7 @@ def test_a_batch_with_numbers_never_drawn_ends_like_a_smaller_batch(
         said = reply((root_of(number), word) for number, word in step[2] if number < most)
         return ended(of.hear(step[1], said).outcomes)
 
-    # Nobody speaks of numbers that may still be drawn, and a member that leaves ends the drawing.
+    # Before the drawing ends, no member reports undrawn numbers. A member that leaves ends the drawing.
     for step in (step for step in before if len(step) == 4):
         assert merged(votes, step, drawn) == merged(twin, step, drawn)
     votes.keep_first(drawn)

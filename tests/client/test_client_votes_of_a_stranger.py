@@ -47,13 +47,13 @@ def endings(merged: Merged) -> list[Ending]:
 
 
 def by_roots(found: Iterable[Ending]) -> list[Ending]:
-    """Sort by outcome; absent records come last."""
+    """Name roots by their ids, and move absent ones to the end."""
     named = [each._replace(number=root_of(each.number)) for each in found]
     return [each for each in named if each.verdict] + [each for each in named if not each.verdict]
 
 
 class Sequence:
-    """One batch and random replies of its members, given to both implementations."""
+    """One batch, whose members' random replies go to both implementations."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -74,7 +74,7 @@ class Sequence:
         return False
 
     def hear(self, member: int) -> tuple[list[Ending], list[Ending]]:
-        # Mostly of one kind, as of a server that has settled with others missing.
+        # Mostly of one kind, as when a server settles roots that it missed.
         likely = self.draw.choice(SAID)
         said: list[Said] = [
             (self.draw.randrange(self.up_to), *(likely if self.draw.random() < 0.7 else self.draw.choice(SAID)))
@@ -114,7 +114,7 @@ def test_votes_written_from_the_contract_alone_agree_with_the_client() -> None:
 
 
 def weaker(word: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """Make the other implementation rank one word below the next."""
+    """Return a patch that makes the other implementation rank ``word`` below the next."""
 
     def misread(patch: pytest.MonkeyPatch) -> None:
         order = list(contract_votes.STRONGEST_FIRST)

@@ -1,4 +1,4 @@
-"""A process that is stopped stands still, with all of its threads, before anything else happens."""
+"""Stopping a process: all of its threads have stopped when the call returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from acker_testing import standstill
 
-# Threads that count for as long as they run, also outside of Python's lock.
+# Threads that count as long as they run, also without Python's lock (GIL).
 PROGRAM = """
 import hashlib, sys, threading
 import numpy as np

@@ -27,7 +27,7 @@ class Recorder(LocalTransport):
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A transport to a shard that has the open batch of the init vector."""
+    """A transport to a shard on which the batch of the init vector is open."""
     inits = report("inits")["inits"]
     recorder = Recorder(LocalServer(), "in-memory")
     recorder.watch(Watch("vectors", inits["session"], 60_000, Limits()), 1.0)

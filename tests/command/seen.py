@@ -27,7 +27,7 @@ def hello(id: int, *, epoch: int = 0, is_draining: bool = False, generation: int
 
 
 def answer(id: int, view: ViewReply | None = None, *, at: str = "", is_draining: bool = False) -> Answer:
-    """Return the answer of this server. Without ``view``, the server knows of no other server."""
+    """Return the answer of server ``id``. Without ``view``, the server knows of no other server."""
     said = hello(id, epoch=0 if view is None else view.epoch, is_draining=is_draining)
     return Answer(at or address(id), said, view or ViewReply(said.incarnation, 0, (listed(id),)))
 

@@ -1,4 +1,4 @@
-"""``acker dead-letters``: what died and why, and another try for it."""
+"""``acker dead-letters``: list dead letters, show their reasons, and put them back for another try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``acker drain``: what it asks, what it refuses, and when it says that a server has gone."""
+"""``acker drain``: which server it picks, what it refuses, and when it reports that a server has gone."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_server_that_was_started_anew_at_the_address_of_one_that_drained_is_le
     first_pid = server.pid
 
     def supervised(_: float) -> None:
-        """Whoever waits wakes up when it is back."""
+        """Stands for ``sleep``: returns after a supervisor has restarted the server."""
         if server.pid == first_pid:
             server.wait()
             server.start()

@@ -1,4 +1,4 @@
-"""Figures: what two looks at a server's Stats say."""
+"""Figures: rates and totals from two samples of a server's Stats."""
 
 from __future__ import annotations
 

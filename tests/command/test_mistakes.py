@@ -1,4 +1,4 @@
-"""A user's mistake ends a command with exit status 2 and one line on standard error, which says what to do."""
+"""A user's mistake ends a command with exit status 2 and one line on standard error that says what to do."""
 
 from __future__ import annotations
 

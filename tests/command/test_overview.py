@@ -1,4 +1,4 @@
-"""Overview: who is a member and how each is, from what servers say."""
+"""Overview: the members and the condition of each, from the answers of servers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_member_that_does_not_answer_is_shown_as_the_view_has_it_and_why() -> 
     found = view(9, listed(0), listed(1), listed(2, DRAINING))
     seen = overview.registered(found, [answer(0, found), silence(address(1)), silence(address(2), "silent for 3 s")])
     assert conditions(seen) == [(0, "active"), (1, "active, no answer"), (2, "draining, no answer")]
-    # As clients do, who wait for it: only ZooKeeper says that it is gone.
+    # Clients wait for server 1, too: only ZooKeeper can remove it.
     assert ids(seen) == [0, 1]
     assert seen.notes == (
         "10.0.0.2:7070 does not answer: connection refused",

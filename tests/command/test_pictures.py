@@ -1,7 +1,6 @@
-"""What a person sees, as files that can be read: ``tests/command/pictures``.
+"""The output of ``ring`` and ``status`` compared with the text files in ``tests/command/pictures``.
 
-After a change that is meant to be seen, write them anew (``python -m tests.command.test_pictures``) and read the
-difference.
+After an intended change, write the files again (``python -m tests.command.test_pictures``) and read the difference.
 """
 
 from __future__ import annotations
@@ -87,13 +86,13 @@ def test_the_band_has_every_slot_in_the_colour_of_its_owner() -> None:
     drawn = ring(seen, 100)
     band = [line for line in in_terminal(drawn, 100).splitlines() if "▀" in line]
     assert [line.count("▀") for line in band] == [64] * 8
-    # cyan and magenta, as the ids of the two
+    # cyan and magenta: the colours of the two ids
     counts = [sum(line.count(code) for line in band) for code in ("36;", "35;", ";46m", ";45m")]
     assert (counts[0] + counts[2], counts[1] + counts[3]) == (512, 512)
 
 
 def write() -> None:
-    """Write all pictures anew."""
+    """Write all pictures again."""
     for name, draw in PICTURES.items():
         (FOLDER / f"{name}.txt").write_text(draw())
 

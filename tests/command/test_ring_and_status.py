@@ -30,7 +30,7 @@ ROOTS = 500
 
 @pytest.fixture(scope="module")
 def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Child]]]:
-    """``children(3, "--flag")``: start servers with the ids 0, 1, 2."""
+    """Return a function that starts servers: ``children(3, "--flag")`` starts the ids 0, 1, 2."""
     started: list[Child] = []
 
     def start(count: int, *flags: str, has_state: bool = False) -> list[Child]:
@@ -51,12 +51,12 @@ def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
 @pytest.fixture(scope="module")
 def listed(children: Callable[..., list[Child]]) -> str:
-    """Three servers that know nothing of each other."""
+    """Return the addresses of three servers that do not know of each other."""
     return ",".join(child.address for child in children(3))
 
 
 def printed(capsys: pytest.CaptureFixture[str], command: Any, *words: str) -> str:
-    """What it prints when all goes well."""
+    """Run ``command`` and return its output. Asserts that it succeeds without an error."""
     ended = run(command, words)
     out, err = capsys.readouterr()
     assert (ended, err) == (0, "")
@@ -64,7 +64,7 @@ def printed(capsys: pytest.CaptureFixture[str], command: Any, *words: str) -> st
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The words of each member's row, by its id."""
+    """Return the words of each member's row, by id."""
     return {line.split()[0]: line.split()[1:] for line in text.splitlines() if re.match(r" ?[\d-]+  ", line)}
 
 
@@ -148,7 +148,7 @@ def test_any_server_of_a_cluster_in_zookeeper_shows_all_also_who_drains_and_who_
             found: dict[str, Any] = json.loads(printed(capsys, ring, "--servers", one.address, "--json"))
             return found
 
-        # One server's view is another's a moment later.
+        # The servers get a new view at slightly different times.
         expected = [(0, "active", True), (1, "draining", True), (2, "away", False)]
         eventually(lambda: states(look()) == expected)
         found = look()

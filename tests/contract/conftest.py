@@ -1,4 +1,4 @@
-"""Fixtures: connections to a server that runs as a process of its own."""
+"""Fixtures: a connection to a server process."""
 
 from __future__ import annotations
 

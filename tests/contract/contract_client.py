@@ -1,6 +1,6 @@
 """A client that was written from the text of acker.proto alone: plain integers, one entry at a time.
 
-It shares nothing with the server but that text. Slow, and as short as the contract lets it be.
+It shares nothing with the server but that text. It is slow, and as short as the contract allows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ ACK, FAIL, RESET = 1, 2, 4
 
 
 class Entry(NamedTuple):
-    """What one report says of one root."""
+    """The entry of one root in a report."""
 
     root: int
     ack_val: int = 0
@@ -97,7 +97,7 @@ def reset(root: int) -> Entry:
 
 
 def fold(entries: Iterable[Entry]) -> list[Entry]:
-    """One entry a root, in ascending order of mix64(root)."""
+    """Return one entry a root, in ascending order of mix64(root)."""
     folded: dict[int, Entry] = {}
     for entry in entries:
         known = folded.get(entry.root)
@@ -115,7 +115,7 @@ def digest(entries: Sequence[Entry]) -> int:
 
 
 def sections(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Folded entries, cut where the slot changes."""
+    """Return folded entries, cut where the slot changes."""
     cut: dict[int, list[Entry]] = {}
     for entry in entries:
         cut.setdefault(slot(entry.root), []).append(entry)
@@ -123,7 +123,7 @@ def sections(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def column(values: Iterable[int], kind: str = "Q") -> bytes:
-    """Little-endian fixed64 ("Q"), uint32 ("I") or uint8 ("B")."""
+    """Return ``values`` as little-endian fixed64 ("Q"), uint32 ("I") or uint8 ("B")."""
     content = list(values)
     return struct.pack(f"<{len(content)}{kind}", *content)
 
@@ -133,7 +133,7 @@ def values(content: bytes, kind: str = "Q") -> list[int]:
 
 
 def message(identity: Any, of: Sequence[Entry], entries: Sequence[Entry], inits: Any = None) -> Any:
-    """The ApplyRequest that carries ``entries``, folded, of a report ``of`` these and perhaps more."""
+    """Return the ApplyRequest that carries ``entries``, all or some of those of the folded report ``of``."""
     failed = [entry.reason for entry in entries if entry.kind & FAIL]
     reasons = list(dict.fromkeys(failed))
     return pb.ApplyRequest(
@@ -148,7 +148,7 @@ def message(identity: Any, of: Sequence[Entry], entries: Sequence[Entry], inits:
     )
 
 
-# -- who speaks
+# -- connections, senders and sources
 
 
 class Acker:
@@ -176,7 +176,7 @@ class Acker:
         return self.send("Apply", request)
 
     def source(self, **options: Any) -> Source:
-        """A source that is open."""
+        """Open a source and return it."""
         source = Source(self, **options)
         reply = source.watch()
         assert (status(reply), reply.is_new) == ("STATUS_APPLIED", True)
@@ -187,7 +187,7 @@ class Acker:
 
 
 class Sender:
-    """Whoever acks and fails: sends reports of its own under sequenced identities."""
+    """Sends reports of acks and fails under sequenced identities of its own."""
 
     def __init__(self, acker: Acker) -> None:
         self.acker = acker
@@ -204,7 +204,7 @@ class Sender:
 
 
 class Source(Sender):
-    """A source: a session, a base for its root ids, and what it has heard."""
+    """A source: a session, a base for its root ids, and the cursor of the outcomes that it has received."""
 
     def __init__(self, acker: Acker, *, lease_ms: int = LEASE_MS, limits: Any = None) -> None:
         super().__init__(acker)
@@ -217,12 +217,12 @@ class Source(Sender):
         return root_of(self.base, number)
 
     def watch(self, **fields: Any) -> Any:
-        """Watch; what was heard before is confirmed, unless ``confirmed`` says otherwise."""
+        """Send a Watch. It confirms all outcomes received so far, unless ``confirmed`` is given."""
         asked = {"source": "contract", "lease_ms": self.lease_ms, "limits": self.limits, "confirmed": self.cursor}
         return self.acker.call("Watch", session=self.session, **{**asked, **fields})
 
     def hear(self, count: int) -> dict[int, tuple[str, str]]:
-        """The next ``count`` outcomes: root id -> (verdict, reason)."""
+        """Return the next ``count`` outcomes: root id -> (verdict, reason)."""
         heard: dict[int, tuple[str, str]] = {}
         while len(heard) < count:
             reply = self.watch(wait_ms=WAIT_MS, max_outcomes=count - len(heard))
@@ -252,7 +252,7 @@ def section_statuses(reply: Any) -> list[str]:
 
 
 def outcomes(reply: Any) -> dict[int, tuple[str, str]]:
-    """The outcomes of a WatchReply: root id -> (verdict, reason)."""
+    """Return the outcomes of a WatchReply: root id -> (verdict, reason)."""
     roots = values(reply.root_ids)
     reason_ids = values(reply.reason_ids, "I") or [0] * len(roots)
     reasons = ["", *reply.reasons]

@@ -25,13 +25,13 @@ def swapped(i: int, slot: int) -> int:
 
 
 def defaults(members: int, replicas: int | None = None, spread: int | None = None) -> tuple[int, int]:
-    """R and the spread where a user has said these, or nothing (None)."""
+    """Return the effective replicas and spread for a user's settings (None: not set)."""
     replicas = min((2 if replicas is None else replicas), members)
     return replicas, max(8 if spread is None else spread, replicas)
 
 
 def place(ids: Sequence[int], session: int, number: int, replicas: int, spread: int) -> list[list[int]]:
-    """The ids of the members of each slot, in order."""
+    """Return the member ids of each slot, in order."""
     seats = seated(sorted(ids), session, number, spread)
     lists: list[list[int | None]] = [[seats[seat] for seat in row] for row in table(len(seats), replicas)]
     members = sorted(i for i in seats if i is not None)
@@ -41,7 +41,7 @@ def place(ids: Sequence[int], session: int, number: int, replicas: int, spread: 
 
 
 def seated(ids: list[int], session: int, number: int, spread: int) -> list[int | None]:
-    """Which member has each seat."""
+    """Return the member id of each seat; None if it is empty."""
     if len(ids) <= spread:
         return [i if i in ids else None for i in range(ids[-1] + 1)]
     seats: list[int | None] = []

@@ -1,6 +1,6 @@
-"""Stubs: messages and calls that protoc makes of acker.proto in this test run, in a pool of descriptors of their own.
+"""Stubs: messages and calls that protoc generates from acker.proto in this test run, in a descriptor pool of their own.
 
-Nothing here knows a name of the .proto beyond those of its file and its service.
+This module knows no names of the .proto but those of its file and its service.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _FILE = _generated()
 pb = SimpleNamespace(
     **{name: message_factory.GetMessageClass(kind) for name, kind in _FILE.message_types_by_name.items()}
 )
-#: Each enum of the .proto: the names of its numbers.
+#: By enum of the .proto: its names by number.
 NAMES = {name: {v.number: v.name for v in kind.values} for name, kind in _FILE.enum_types_by_name.items()}
-#: The number of each name.
+#: The number of each enum value, by name.
 NUMBERS = {name: number for kind in NAMES.values() for number, name in kind.items()}
 
 

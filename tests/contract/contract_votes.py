@@ -1,7 +1,6 @@
 """Votes that were written from chapter 8 of acker.proto alone: one root, one word at a time, in plain Python.
 
-Enough for a source to make one outcome of what the replicas of a root say. Knows roots by their numbers in the batch,
-and members by any names.
+Combines the words of a root's replicas into one outcome. Roots are numbers in the batch. Members may have any names.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ VERDICTS = {
 
 
 class Said(NamedTuple):
-    """One replica's word about one root."""
+    """The word of one replica about one root, such as "acked" or "lost"."""
 
     word: str
     reason: str
 
 
 class Ending(NamedTuple):
-    """How a root ended. ``verdict`` "": it is absent, and nothing is reported."""
+    """How a root ended. ``verdict`` "": the root is absent, and nothing is reported."""
 
     number: int
     verdict: str
@@ -38,7 +37,7 @@ class Ending(NamedTuple):
 
 
 def word_of(verdict: str, cause: str) -> str:
-    """The word of an outcome; ``verdict``: ACKED, FAILED, TIMED_OUT or LOST. ``cause``: "" for none."""
+    """Return the word of an outcome. ``verdict``: ACKED, FAILED, TIMED_OUT or LOST. ``cause``: "" for none."""
     if verdict == "FAILED":
         return "unfinished" if cause == "UNFINISHED" else "failed"
     if verdict == "LOST":
@@ -47,7 +46,7 @@ def word_of(verdict: str, cause: str) -> str:
 
 
 class Ballot:
-    """The votes of one batch. ``replicas``: the members of each number of it."""
+    """The votes of one batch. ``replicas``: the members that hold each number."""
 
     def __init__(self, replicas: Sequence[Sequence[object]]) -> None:
         self._replicas = replicas
@@ -58,7 +57,7 @@ class Ballot:
         self._elsewhere: set[tuple[object, int]] = set()
 
     def hear(self, member: object, outcomes: Iterable[tuple[int, str, str, str]]) -> list[Ending]:
-        """Outcomes of the batch from a member, in their order: (number, verdict, reason, cause)."""
+        """Take a member's ``outcomes``, in order: (number, verdict, reason, cause). Returns the roots that end."""
         if member in self._silent:
             return []
         endings: list[Ending] = []
@@ -70,8 +69,10 @@ class Ballot:
         return endings
 
     def settled(self, member: object, roots: int, why: str) -> list[Ending]:
-        """All outcomes of a member up to the cursor of its SettleReply were heard. ``why``: the reason if they are
-        not as many as ``roots``."""
+        """Take the silence of a member whose outcomes up to the cursor of its SettleReply were all heard.
+
+        ``roots``: the count in that reply. ``why``: the reason of the loss if another number was heard.
+        """
         heard = sum(member in words for words in self._words)
         heard += sum(each == member for each, _ in self._elsewhere)
         return self._silence(member, Said("absent", "") if heard == roots else Said("lost", why))

@@ -13,7 +13,7 @@ DONE, ABANDON = "SETTLEMENT_DONE", "SETTLEMENT_ABANDON"
 ACKED, UNFINISHED = ("VERDICT_ACKED", ""), ("VERDICT_FAILED", "unfinished")
 ABANDONED, UNREAD = ("VERDICT_LOST", "abandoned"), ("VERDICT_LOST", "unread")
 
-# Of every batch below: numbers 0 and 1 are done, 2 failed, 3 is open, 4 was a gap in what was read, 5 was not read.
+# Numbers of every batch below: 0 and 1 are done, 2 failed, 3 is open, 4 was covered without an init, 5 was not read.
 SIZE = 6
 
 
@@ -29,7 +29,7 @@ def walk(source: Source, *, held: bool) -> list[int]:
 def test_a_held_batch_that_is_done_reports_every_root(acker: Acker) -> None:
     source = acker.source()
     roots = walk(source, held=True)
-    # Only the fail is reported before.
+    # Before the batch is settled, only the fail is reported.
     assert source.hear(1) == {roots[2]: ("VERDICT_FAILED", "no price")}
     assert not source.watch().root_ids
     reply = source.settle(1, DONE)
@@ -173,7 +173,7 @@ def test_one_root_id_in_two_batches_is_lost_in_both(acker: Acker) -> None:
 
 
 def slots_of(roots: list[int]) -> bytes:
-    """The map of the slots that these roots fall into."""
+    """Return the bitmap of the slots of ``roots``, 128 bytes."""
     bits = bytearray(128)
     for root in roots:
         slot = mix64(root) >> 54
@@ -182,7 +182,7 @@ def slots_of(roots: list[int]) -> bytes:
 
 
 def roots_apart(source: Source) -> list[int]:
-    """Root ids of the numbers of a batch, each of another slot."""
+    """Choose the source's base so that each number of a batch has another slot. Returns the root ids."""
     while len({mix64(source.root(number)) >> 54 for number in range(SIZE)}) < SIZE:
         source.base += 1
     return [source.root(number) for number in range(SIZE)]
@@ -199,7 +199,7 @@ def test_a_batch_with_some_of_the_slots_has_room_inits_and_unread_roots_of_these
     elsewhere = source.init(ack(roots[4], 5), batch=1)
     assert status(elsewhere) == "STATUS_INVALID"
     assert "slot" in elsewhere.detail
-    # What was read says for all servers which numbers it covers.
+    # A task tells every server all numbers that it covered, including those of other slots.
     assert status(source.init(ack(roots[0], 5), batch=1, covered=[0, 2])) == "STATUS_APPLIED"
     source.report(ack(roots[0], 5))
     assert source.settle(1, DONE).roots == 2

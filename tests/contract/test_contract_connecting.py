@@ -1,4 +1,4 @@
-"""Chapter 1 of acker.proto: which call comes first, what gRPC's status says, what the token travels as."""
+"""Chapter 1 of acker.proto: the first call, the gRPC status of a refusal, and how the token travels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = 77
 
 
 def refusal(call: Callable[[], Any]) -> tuple[str, str]:
-    """The name of gRPC's status, and its text."""
+    """Return the gRPC status of a refused call, by name, and its text."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return caught.value.code().name, caught.value.details() or ""
@@ -93,7 +93,7 @@ def test_what_can_be_read_and_cannot_be_is_a_status_and_leaves_no_trace(acker: A
     reply = acker.apply(message(pb.Identity(high=sender.high), out_of_order, out_of_order))
     assert status(reply) == "STATUS_INVALID"
     assert reply.detail.startswith("root_ids: ")
-    # The identity was not used up by it.
+    # The refused report has not used up its identity.
     entries = [Entry(ROOT, edge0(ROOT))]
     reply = acker.apply(message(pb.Identity(high=sender.high), entries, entries))
     assert status(reply) == "STATUS_APPLIED"

@@ -1,4 +1,4 @@
-"""Chapter 2 of acker.proto: the formulas, checked against the vectors in its text and beside it."""
+"""Chapter 2 of acker.proto: the formulas, checked against the vectors in its text and in vectors.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = root_of(FIRST, 0)
 
 
 def said(sentence: str) -> int:
-    """The number that stands in the chapter after a sentence."""
+    """Return the number that follows ``sentence`` in the chapter."""
     found = re.search(re.escape(sentence) + r" *=? *(0x[0-9A-F]+|\d+)", CHAPTER)
     assert found, f"the chapter does not say {sentence!r}"
     return int(found[1], 0)
@@ -55,7 +55,7 @@ def test_the_text_gives_vectors_for_what_binds_those_who_work_together() -> None
     assert said(f"high {identity.high:#018X}, low".replace("0X", "0x")) == identity.low
 
 
-# -- the vectors beside the text
+# -- vectors.json
 
 BESIDE = json.loads(VECTORS)
 

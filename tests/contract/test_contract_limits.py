@@ -1,4 +1,4 @@
-"""Chapter 7 of acker.proto: limits, and the status beyond each."""
+"""Chapter 7 of acker.proto: limits, and the status of a call beyond each limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOM = 100
 
 
 def refused(reply: Any, field: str) -> bool:
-    """STATUS_INVALID, with a text that begins with the field."""
+    """Return whether ``reply`` is STATUS_INVALID with a text that begins with ``field``."""
     return status(reply) == "STATUS_INVALID" and reply.detail.startswith(f"{field}: ")
 
 
@@ -143,7 +143,7 @@ def test_without_room_inits_and_batches_are_overloaded_until_outcomes_are_confir
     assert len(source.hear(ROOM)) == ROOM
     source.watch()
     assert status(source.open_batch(1, ROOM)) == "STATUS_APPLIED"
-    # Their room is reserved: inits of an open batch are never refused, and other roots wait.
+    # Room for an open batch is reserved: its inits are never refused. Inits of other roots are.
     assert status(source.init(ack(source.root(ROOM)))) == "STATUS_OVERLOADED"
     assert status(source.init(*(ack(root, 5) for root in roots), batch=1)) == "STATUS_APPLIED"
     # Acks free room, and are never refused.

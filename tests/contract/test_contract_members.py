@@ -1,4 +1,4 @@
-"""Chapter 8 of acker.proto: who a server is, the view, drain, and where roots of an open stream live."""
+"""Chapter 8 of acker.proto: a server's identity, the view, draining, and pins of an open stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contract_stubs import NAMES
 
 @pytest.fixture
 def draining(server_process: Callable[..., Any]) -> Any:
-    """A server of its own, with id 7 and something to do, so that draining does not end it."""
+    """A connection to a server that this test may drain. It has id 7."""
     server = server_process("--id=7", "--advertise=acker-7.example:7070")
     with Acker(server.address) as acker:
         yield acker

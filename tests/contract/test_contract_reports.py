@@ -28,7 +28,7 @@ COUNT = 40
 
 @pytest.fixture
 def source(acker: Acker) -> Source:
-    """A source with trees of one edge each, numbers 0 to COUNT - 1."""
+    """A source with one-edge trees, numbers 0 to COUNT - 1."""
     source = acker.source()
     source.init(*acks(source))
     return source

@@ -15,7 +15,7 @@ PATIENCE_S = 30.0
 
 
 def trees(source: Source, start: int, stop: int) -> list[int]:
-    """Trees that are done: they are answered at once."""
+    """Init trees that are done at once. Returns their roots."""
     roots = [source.root(number) for number in range(start, stop)]
     source.init(*(ack(root) for root in roots))
     return roots
@@ -109,7 +109,7 @@ def test_a_lease_that_runs_out_drops_the_source_and_the_generation_says_so(acker
     reply = source.watch(lease_ms=60_000)
     assert (reply.is_new, reply.cursor) == (True, 0)
     assert reply.generation != generation
-    # What was pending is gone: an init of it is the first one again.
+    # The server has forgotten the pending root, so its init is new again.
     assert source.init(ack(source.root(0), 5)).inits_known == 0
 
 
@@ -179,12 +179,12 @@ def test_a_restart_without_state_has_another_generation_and_has_lost_all(restart
         source.cursor = source.watch().cursor
         source.open_batch(1, 10)
         restarted.restart(kill=True)
-        # Without a Watch nobody knows the session; its batches are gone with it.
+        # Until the next Watch the server knows neither the session nor its batches.
         assert status(source.init(ack(source.root(2)), batch=1)) == "STATUS_UNKNOWN_SOURCE"
         after = source.watch()
         assert (after.is_new, after.cursor) == (True, 0)
         assert after.generation != before.generation
-        # That reply may be lost; the next one says it by its generation, whatever is confirmed.
+        # That reply may be lost. The next reply has the new generation too, whatever the Watch confirms.
         again = source.watch()
         assert (status(again), again.is_new, again.generation) == ("STATUS_INVALID", False, after.generation)
         assert status(source.init(ack(source.root(2)), batch=1)) == "STATUS_UNKNOWN_BATCH"

@@ -1,4 +1,4 @@
-"""What is tested in this folder is the contract and nothing else: nothing of ours is imported in it."""
+"""Tests of this folder check the contract alone: they import no package of this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chapter 3 of acker.proto: how a tree grows, and in which outcome it ends."""
+"""Chapter 3 of acker.proto: how a tree grows, and with which outcome it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_tree_is_acked_when_each_of_its_edges_is_done_in_any_order(acker: Acke
         left, right = secrets.randbits(64), secrets.randbits(64)
         steps = [
             partial(source.init, ack(root, edge0(root))),
-            # The record is done and has become two: one entry.
+            # One entry acks the record and adds its two children.
             partial(workers[0].report, ack(root, edge0(root), left, right)),
             partial(workers[1].report, ack(root, left)),
             partial(workers[2].report, ack(root, right)),
@@ -105,7 +105,7 @@ def test_an_init_counts_once_in_its_batch(acker: Acker) -> None:
     first = source.init(ack(root, 5))
     again = source.init(ack(root, 5))
     assert [(reply.inits_known, reply.inits_conflicting) for reply in (first, again)] == [(0, 0), (1, 0)]
-    # Were the second one XORed in as well, the tree would be done now.
+    # If the second init were XORed in too, the tree would be done now.
     source.report(ack(root, 5))
     assert source.hear(1) == {root: ACKED}
 
@@ -116,7 +116,7 @@ def test_a_root_id_of_two_sources_is_lost_for_both(acker: Acker) -> None:
     one.init(ack(root, 5))
     reply = other.init(ack(root, 5))
     assert (status(reply), reply.inits_known, reply.inits_conflicting) == ("STATUS_APPLIED", 0, 1)
-    # The other one's record is done; nobody can say that the first one's is not.
+    # The other source's record is done. Nobody knows whether the first source's is.
     other.report(ack(root, 5))
     assert one.hear(1) == other.hear(1) == {root: ("VERDICT_LOST", "root_conflict")}
 

@@ -1,4 +1,4 @@
-"""The corpus: which files are read, and how many lines they hold."""
+"""The corpus: which files the demo reads, and how many lines."""
 
 from __future__ import annotations
 

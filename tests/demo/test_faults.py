@@ -1,4 +1,4 @@
-"""Faults: they fall once, and where they were planned."""
+"""Faults: each happens once, and where it was planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's inputs: the lines reach each source as they are, and where one stands says which line it is."""
+"""The demo's inputs: each source gets the lines unchanged, and a record's position tells its line number."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def contents(text: Corpus) -> list[bytes]:
 
 
 def save(folder: Path, **partitions: dict[str, Any]) -> None:
-    """A checkpoint file that says this of each partition."""
+    """Write a checkpoint file with these entries, by partition."""
     saved = [{"partition": name, "done": [1], "mark": {}} | each for name, each in partitions.items()]
     (folder / "checkpoint.json").write_text(json.dumps({"partitions": saved}))
 
@@ -69,7 +69,7 @@ def test_an_offset_of_kafka_says_which_line_is_there(text: Corpus, tmp_path: Pat
     input_.begin(exits)
     consumer = Consumer({"bootstrap.servers": input_.servers, "group.id": "test", "enable.partition.eof": True})
     found: list[Any] = []
-    # Closed before the input ends its cluster, which the consumer would wait for.
+    # Closed before the cluster ends: closing it later would wait for the cluster.
     with closing(consumer):
         consumer.assign([TopicPartition(kafka.TOPIC, partition, 0) for partition in range(kafka.PARTITIONS)])
         while len(found) < text.records:

@@ -1,4 +1,4 @@
-"""The result: the exit status depends on every promise, and all figures are printed."""
+"""The result: one broken promise changes the exit status, and all figures are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo as it is run: a server, Spark, every fault, and the exit status."""
+"""Whole runs of the demo: servers, Spark, every fault, and the exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from acker_command.demo.faults import OF_SEVERAL_SERVERS, strikes
 
 RECORDS = "600"
 
-# The sink's own write leaves out one word, behind the acker's back: the rows were read, so they are acked.
+# The sink's write silently drops one word. Its rows were read, so the acker acks them.
 SABOTAGED = """
 from acker_command.demo import command, pipeline
 
@@ -140,7 +140,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path: Path) -> None:
 
 
 def processes_of(mark: str, *, within_s: float) -> list[str]:
-    """Command lines that name ``mark``, once there are none any more or ``within_s`` is over."""
+    """Wait until no command line contains ``mark``, at most ``within_s``. Returns those that still do."""
     deadline = time.monotonic() + within_s
     while found := [line for line in command_lines() if mark in line]:
         if time.monotonic() > deadline:
@@ -151,5 +151,5 @@ def processes_of(mark: str, *, within_s: float) -> list[str]:
 
 def command_lines() -> Iterator[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # gone since
+        with contextlib.suppress(OSError):  # the process has ended
             yield path.read_bytes().decode(errors="replace")

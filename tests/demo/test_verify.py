@@ -1,4 +1,4 @@
-"""The verifier: it has to be able to say no."""
+"""The verifier: it must find every kind of error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECORDS = np.arange(4)
 
 
 class Sink:
-    """Writes rows (root id, line, word, category, count) as the demo's sink commits them."""
+    """Commits rows (root id, line, word, category, count) as the demo's sink does."""
 
     def __init__(self, folder: Path, path: str) -> None:
         self.folder, self.path, self.commits = folder, path, 0

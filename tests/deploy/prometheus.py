@@ -1,4 +1,4 @@
-"""Prometheus: the real one on a free loopback port, for tests that hold what we ship for it to what a server says."""
+"""A real Prometheus on a free loopback port, to test the shipped configuration and rules on a server's metrics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SHIPPED = ROOT / "deploy/prometheus"
 
 
 def tool(name: str) -> str:
-    """Path of ``prometheus`` or ``promtool``."""
+    """Return the path of ``prometheus`` or ``promtool``."""
     found = subprocess.run([str(ROOT / ".ci/prometheus")], stdout=subprocess.PIPE, text=True, check=True)
     return f"{found.stdout.strip()}/{name}"
 
 
 class Prometheus:
-    """Runs on the shipped configuration and rules, only faster: it looks five times a second, and no alert waits."""
+    """Runs the shipped configuration and rules, but scrapes five times a second, and alerts fire at once."""
 
     def __init__(self, folder: Path, target: str) -> None:
         self._folder = folder
@@ -53,12 +53,12 @@ class Prometheus:
         self._process.send_signal(signal.SIGHUP)
 
     def query(self, expression: str) -> list[dict[str, str]]:
-        """The labels of each series that an expression gives now."""
+        """Return the labels of each series that ``expression`` gives now."""
         result = self._ask("query?" + urllib.parse.urlencode({"query": expression}))["result"]
         return [series["metric"] for series in result]
 
     def firing(self) -> dict[str, dict[str, str]]:
-        """Labels of the alerts that fire, by their names."""
+        """Return the labels of the firing alerts, by name."""
         alerts = [alert for alert in self._ask("alerts")["alerts"] if alert["state"] == "firing"]
         return {alert["labels"]["alertname"]: alert["labels"] for alert in alerts}
 

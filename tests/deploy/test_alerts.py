@@ -1,4 +1,4 @@
-"""Alerts: each is tried, on series that a server really writes, and a real Prometheus fires them."""
+"""Alerts: each rule is tested on series that a server writes, and a real Prometheus fires some of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.deploy.prometheus import ROOT, SHIPPED, Prometheus, tool
 from tests.service.caller import SESSION, Caller, ack_a_tree, eventually, inits, roots_of
 
 CASES = ROOT / "tests/deploy/alerts.yaml"
-# It looks for new targets every 5 s only.
+# Prometheus looks for new targets only every 5 s.
 soon = partial(eventually, within_s=60.0)
 
 
@@ -71,7 +71,7 @@ def test_the_rules_are_tried_on_series_that_a_server_writes(start_server: Callab
 
 
 def series(line: str) -> tuple[str, frozenset[tuple[str, str]]]:
-    """Name and labels; without those that a scrape adds."""
+    """Return name and labels of a series, without the labels that a scrape adds."""
     name, _, rest = line.partition("{")
     labels = frozenset(re.findall(r'(\w+)="([^"]*)"', rest))
     return name.split(" ")[0], frozenset(label for label in labels if label[0] not in ("job", "instance"))

@@ -1,4 +1,4 @@
-"""Manifests hold together: one name of the image, ports that agree, a policy that lets in whom the documents let in."""
+"""Manifests agree: one image name, the same ports, and a network policy that admits what the documents say."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_each_pod_is_a_server_of_its_own_that_clients_reach_also_while_it_drains
     assert of_kind("StatefulSet")["spec"]["serviceName"] == service["metadata"]["name"]
     place = env["ACKER_ADVERTISE"]["value"]
     assert place == f"$(POD_NAME).{service['metadata']['name']}.$(POD_NAMESPACE).svc:{env['ACKER_PORT']['value']}"
-    # What stands in $(...) has to be set before it is used.
+    # Variables in $(...) have to be set before they are used.
     assert list(env).index("POD_NAME") < list(env).index("ACKER_ADVERTISE") > list(env).index("POD_NAMESPACE")
     assert service["spec"]["publishNotReadyAddresses"]
 
@@ -108,7 +108,7 @@ def test_the_sidecar_is_reached_where_it_listens() -> None:
 
 
 def lets_in(namespace: dict[str, str], pod: dict[str, str], port: str, is_own: bool = False) -> bool:
-    """What the policy says of a pod, as Kubernetes reads it."""
+    """Return whether the policy admits a pod at ``port``, by the rules of Kubernetes."""
 
     def is_chosen(peer: dict[str, Any]) -> bool:
         of_namespace, of_pod = peer.get("namespaceSelector"), peer.get("podSelector", {})
@@ -152,4 +152,4 @@ def test_the_health_check_of_the_image_finds_the_server_by_the_ready_file() -> N
     assert image["ACKER_READY_FILE"].startswith(f"{volume}/")
     assert image["ACKER_STATE_DIR"].startswith(f"{volume}/")
     mounts = [each["mountPath"] for each in CONTAINERS["acker.yaml"]["volumeMounts"]]
-    assert volume in mounts  # its root file system cannot be written
+    assert volume in mounts  # the root file system is read-only

@@ -1,6 +1,6 @@
-"""Acking: a process that acks what another emits. A line of anchors (JSON) comes in; it is answered when all is sent.
+"""Acking: a process that acks what another emits. ``python -m tests.faults.acking SERVER SESSION``.
 
-python -m tests.faults.acking SERVER SESSION
+Reads lines of anchors (JSON) from stdin, acks them, and prints "sent" after each flushed line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Acking:
-    """The process, seen from the test."""
+    """The test's handle on the process."""
 
     def __init__(self, server: str, session: int) -> None:
         self._process = subprocess.Popen(
@@ -29,18 +29,18 @@ class Acking:
         )
 
     def begin(self, anchors: Iterable[tuple[int, int]]) -> None:
-        """Let it ack (root id, edge) pairs, each through a child of its own."""
+        """Let the process ack (root id, edge) pairs, each through a child of its own. Does not wait."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(list(anchors)) + "\n")
         self._process.stdin.flush()
 
     def await_end(self) -> None:
-        """Until all is sent."""
+        """Wait until the acks of the last ``begin`` are sent."""
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "sent\n"
 
     def close(self) -> None:
-        """End it: its input is over."""
+        """Close the process's input, and wait until it ends."""
         with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -1,7 +1,7 @@
-"""Load: a source that never ends, by the real ``Run``; executors with clients of their own; an account of each record.
+"""Load: an endless source with the real ``Run``, executors with clients of their own, and an account of each record.
 
-What stands in for Spark is small: a batch is read in pieces, each by one executor, which reports its inits, then each
-record's child, and then another executor acks the children. A task is tried again as Spark would.
+A small stand-in for Spark reads a batch in pieces. For each piece, one executor reports the inits and then each
+record's child. Another executor acks the children. Failed tasks are retried as in Spark.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from acker_protocol.reports import fold
 EXECUTORS = 2
 ATTEMPTS = 4
 WAIT_S = 90.0
-# What derives a record's child from its edge.
+# Salt that derives the edge of a record's child from its own edge.
 CHILD = np.uint64(0xC41D)
-# A source hands the session on to its environment, and this one needs none.
+# The source passes the session to its environment, which needs none here.
 NO_SPARK: Any = None
 RETRY = Retry(max_retries=0, max_interruptions=20, initial_s=0.0, cap_s=0.0)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Positions ``start`` up to ``stop`` of the one partition."""
+    """Positions [start, stop) of the only partition."""
 
     start: int
     stop: int
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class PieceRead:
-    """The numbers ``start`` up to ``stop`` of a batch."""
+    """Numbers [start, stop) of a batch."""
 
     start: int
     stop: int
@@ -82,7 +82,7 @@ class EndlessInput:
         self._next = 0
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        """Always from 0."""
+        """Ignore the checkpoint: always start from 0."""
 
     def plan(self, records_max: int, tasks: int) -> Plan[Piece]:
         if self._source.is_ended:
@@ -112,11 +112,10 @@ class EndlessInput:
 
 @dataclass
 class Account(Listener):
-    """Every emission, what was sent of it, and its one outcome.
+    """Every emission, whether its last ack was sent, and its one outcome.
 
-    ``lost``: (batch, root, reason) of what was LOST; ``replayed_at``: when the last of it was ACKED after all.
-    ``pins``: where each batch lived; ``without``: the servers that tasks have reported without; ``heard_at``: when
-    outcomes came.
+    ``lost``: (batch, root, reason) of each LOST root. ``replayed_at``: when the last replay of these was ACKED.
+    ``pins``: placement by batch. ``without``: servers that reports left out. ``heard_at``: when outcomes arrived.
     """
 
     emitted: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -157,14 +156,14 @@ class Account(Listener):
     # executors
 
     def send(self, roots: Column) -> None:
-        """The last acks of ``roots`` are about to be sent."""
+        """Note that the last acks of ``roots`` are about to be sent."""
         with self._changed:
             self._sent.update(roots.tolist())
 
     # the watching thread
 
     def hear(self, watched: WatchResult) -> None:
-        """What a watch brought: every root once, and ACKED only what was sent."""
+        """Take the outcomes of a watch. Check that each root has one, and is ACKED only after its last ack was sent."""
         with self._changed:
             for root, verdict in zip(
                 watched.outcomes.root_ids.tolist(), watched.outcomes.verdicts.tolist(), strict=True
@@ -183,7 +182,7 @@ class Account(Listener):
     # the test
 
     def await_outcomes(self, more: int = 6) -> None:
-        """Until outcomes have come ``more`` times from now on."""
+        """Wait until ``more`` further watches have brought outcomes."""
         with self._changed:
             until = len(self.heard_at) + more
             assert self._changed.wait_for(lambda: len(self.heard_at) >= until or self.troubles, WAIT_S), "no outcomes"
@@ -204,7 +203,7 @@ class Account(Listener):
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
     def check(self) -> None:
-        """What has to hold whatever happened: an outcome for each emission, and in the end an ACK for each record."""
+        """Assert what must hold under all faults: each emission has an outcome, and each record is ACKED in the end."""
         assert not self.troubles, self.troubles[:5]
         assert self.missing == 0
         records = {record for _, record in self.emitted.values()}
@@ -220,7 +219,7 @@ class Account(Listener):
         return {batch for batch, _, _ in self.lost}
 
     def living_on(self, id: int, batches: set[int]) -> set[int]:
-        """The roots of ``batches`` that lived on the server ``id`` alone."""
+        """Return the roots of ``batches`` whose only replica was server ``id``."""
         found = set()
         for root, (batch, _) in self.emitted.items():
             if batch in batches:
@@ -232,7 +231,7 @@ class Account(Listener):
 
 
 class Watched(AckerClient):
-    """The driver's client; whatever its watches bring goes to the account first."""
+    """The driver's client. Passes the outcomes of each watch to the account first."""
 
     account: Account
 
@@ -253,7 +252,7 @@ class Evidence:
         return None
 
     def vouch(self) -> None:
-        """Nothing is doubted."""
+        """Do nothing: all sinks are trusted."""
 
     def release(self) -> None:
         """Nothing is kept."""
@@ -261,7 +260,7 @@ class Evidence:
 
 @dataclass
 class Frame:
-    """A batch, and its tasks."""
+    """A batch and its tasks, in place of a DataFrame."""
 
     load: Load
     plan: FramePlan
@@ -272,7 +271,7 @@ class Frame:
         return self
 
     def process(self) -> None:
-        """Read, derive, write: two stages, each with a task an executor."""
+        """Run two stages, each with one task an executor: read and derive, then write."""
         list(self.load.threads.map(self._read, range(EXECUTORS), self.plan.slices))
         self.load.meet()
         list(self.load.threads.map(self._write, range(EXECUTORS), reversed(self.plan.slices)))
@@ -308,7 +307,7 @@ class Frame:
 
 
 def process(frame: Any) -> None:
-    """The job: to mypy its frame is Spark's."""
+    """Run the job. ``frame`` is a :class:`Frame`, which mypy takes for Spark's."""
     frame.process()
 
 
@@ -324,9 +323,9 @@ class Load:
         connect: Connect | None = None,
         **settings: Any,
     ) -> None:
-        """``connect``: of the first executor, if it is to have one of its own."""
+        """``connect``: how the first executor connects; None for the default."""
         self.account = Account()
-        # Who is gone is the registry's to say, where there is one.
+        # If there is a registry, it alone decides which servers are gone.
         settings = {"replicas": replicas, "budget_s": 20.0, "gone_after_s": 600.0, **settings}
         self._settings = Settings(tuple(servers), **settings)
         self.executors = [AckerClient(self._settings, connect=connect if k == 0 else None) for k in range(EXECUTORS)]
@@ -347,14 +346,13 @@ class Load:
         self.account.await_outcomes(more)
 
     def strike(self, fault: Callable[[], object]) -> None:
-        """Let something happen in the middle of a batch, when all of it is read and nothing written; returns when it
-        has happened."""
+        """Call ``fault`` in the middle of a batch: all of it is read, and nothing written. Returns after the call."""
         struck: Future[None] = Future()
         self._faults.put((fault, struck))
         struck.result(WAIT_S)
 
     def meet(self) -> None:
-        """The middle of a batch."""
+        """Call the waiting faults. Runs in the middle of each batch."""
         while not self._faults.empty():
             fault, struck = self._faults.get()
             try:
@@ -366,11 +364,11 @@ class Load:
 
     @property
     def summary(self) -> Summary:
-        """What the source says of itself."""
+        """The summary of the source."""
         return self._source.summary()
 
     def finish(self) -> Account:
-        """End the input, wait until every record has its answer, and check that."""
+        """End the input, wait until every record has its outcome, and check the account."""
         self._source.is_ended = True
         try:
             self._work.result(WAIT_S)

@@ -1,4 +1,4 @@
-"""A small TCP proxy before one server, which can fall silent: what is sent then waits, as in a network that is cut."""
+"""A small TCP proxy in front of one server. While it is cut, bytes wait in it, as in a broken network."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import threading
 
 
 class Proxy:
-    """Forwards to ``address``; ``self.address`` is where it listens itself. Thread-safe."""
+    """Listens at ``self.address`` and forwards to ``address``. Thread-safe."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._target = host, int(port)
-        # Towards the server, and back to the client.
+        # Bytes pass while set: to the server, and to the client.
         self._passes = threading.Event(), threading.Event()
         self.mend()
         self._is_closed = False
@@ -23,18 +23,18 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self, *, to_server: bool = True, to_client: bool = True) -> None:
-        """From now on nothing gets through, either way or in one direction."""
+        """Hold back all bytes from now on, in both directions or in one."""
         for passes, is_cut in zip(self._passes, (to_server, to_client), strict=True):
             if is_cut:
                 passes.clear()
 
     def mend(self) -> None:
-        """All gets through again, also what was sent meanwhile."""
+        """Let bytes through again, including those that were held back."""
         for passes in self._passes:
             passes.set()
 
     def disconnect(self) -> None:
-        """End the connections that there are. New ones may be made."""
+        """Close all connections. Clients may make new ones."""
         sockets, self._sockets = self._sockets, []
         for each in sockets:
             _close(each)

@@ -1,4 +1,4 @@
-"""Several real servers as processes, with a ZooKeeper or without, and what may happen to each of them."""
+"""Several real server processes, with or without ZooKeeper, to start, restart, kill, pause and drain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acker_testing.child import Child
 
 Reply = TypeVar("Reply")
 
-# Of a server's session with ZooKeeper.
+# Timeout of a server's ZooKeeper session.
 SESSION_S = 2.0
 START_S = 30.0
 CALL_S = 10.0
@@ -22,7 +22,7 @@ PAUSE_S = 0.02
 
 
 class Servers:
-    """Servers by their ids. Each keeps its port, its state directory and its id for ever."""
+    """Server processes by id. Each keeps its id, port and state directory over restarts."""
 
     def __init__(self, folder: Path, zookeeper: str | None = None) -> None:
         self.zookeeper = zookeeper
@@ -34,7 +34,7 @@ class Servers:
         self._starts = 0
 
     def start(self, *ids: int) -> None:
-        """Start servers side by side, and return when all of them serve and know of each other."""
+        """Start servers at once. Returns when all of them serve and know of each other."""
         for id in ids:
             self._children[id] = self._begin(id)
         for id in ids:
@@ -44,12 +44,12 @@ class Servers:
                 self.await_view(id, lambda active: active >= set(ids))
 
     def start_alone(self, id: int) -> None:
-        """Start a server, and return when it serves, whatever the others know of it."""
+        """Start a server. Returns when it serves, even if the others do not know of it yet."""
         self._children[id] = self._begin(id)
         self._children[id].await_ready()
 
     def restart(self, id: int) -> None:
-        """A planned restart, with the state."""
+        """Restart a server with its state, as planned restarts do."""
         assert self._children.pop(id).terminate() == 0
         self.start(id)
 
@@ -63,22 +63,22 @@ class Servers:
         self._children[id].cont()
 
     def drain(self, id: int) -> DrainReply:
-        """Ask it to drain."""
+        """Ask a server to drain."""
         return self._ask(id, lambda transport: transport.drain(CALL_S))
 
     def await_end(self, id: int) -> int:
-        """Wait until it ends by itself; gives the exit status."""
+        """Wait until a server ends by itself. Returns the exit status."""
         return self._children.pop(id).wait()
 
     def stats(self, id: int) -> StatsReply:
         return self._ask(id, lambda transport: transport.stats(CALL_S))
 
     def view(self, id: int) -> ViewReply:
-        """The view, as this server has it."""
+        """Return the view of server ``id``."""
         return self._ask(id, lambda transport: transport.view(CALL_S))
 
     def await_view(self, id: int, condition: Callable[[set[int]], bool]) -> None:
-        """Wait until the ids of those who serve, as this server sees them, are as they should be."""
+        """Wait until ``condition`` holds for the ids of the ACTIVE members in the view of server ``id``."""
         await_until(lambda: condition({m.member.id for m in self.view(id).members if m.state == MemberState.ACTIVE}))
 
     def log(self, id: int) -> str:
@@ -107,7 +107,7 @@ class Servers:
 
 
 def await_until(condition: Callable[[], bool], *, within_s: float = START_S) -> None:
-    """Look again and again."""
+    """Poll ``condition`` until it holds. Fails after ``within_s``."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "this was waited for in vain"

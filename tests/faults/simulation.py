@@ -1,5 +1,4 @@
-"""A simulation: a source and some workers grow a forest over bad networks; each outcome is checked against the
-forest."""
+"""A simulation: a source and workers grow a forest of trees over bad networks. Checks each outcome against it."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from tests.trees import Forest, Update
 
 
 class Simulation:
-    """``connect`` gives a good transport to the server; every call of every client meets a fault at ``rate``.
+    """``connect`` returns a good transport to the server. Each call meets a fault with probability ``rate``.
 
-    The first client is the source, and a worker as the others are.
+    The first client is the source, and also a worker like the others.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Simulation:
         self._again(lambda: self.source.open_source("simulated", session=self.session, message_timeout_s=None))
 
     def grow(self, numbers: range) -> None:
-        """Plant a tree for each number, at any time between the steps of the others, until all is consumed."""
+        """Plant a tree for each number, between random steps of the workers, until all trees are processed."""
         left = list(numbers)
         while left or self.forest.is_open:
             if left and (not self.forest.is_open or self.dice.random() < 0.3):
@@ -70,13 +69,13 @@ class Simulation:
         return root
 
     def step(self) -> None:
-        """One record is processed by one of the workers."""
+        """Let a random worker process one record."""
         worker = self.dice.choice(self.workers)
         for update in self.forest.step():
             self._report(worker, update)
 
     def flush(self, client: AckerClient) -> None:
-        """Flush for as long as it takes: after a spent budget the next flush goes on where it was."""
+        """Flush until it succeeds. After a spent budget the next flush continues."""
         while True:
             try:
                 return client.flush()
@@ -84,7 +83,7 @@ class Simulation:
                 continue
 
     def watch(self, wait_s: float = 0.0) -> WatchResult:
-        """Hear outcomes: each root once, ACKED only if its whole tree was processed, FAILED only for a reason."""
+        """Watch once. Assert one outcome a root: ACKED only if its tree was processed, FAILED only for a reason."""
         watched = self.source.watch(wait_s, max_outcomes=self.dice.choice([1, 7, 1_000_000]))
         for index, root in enumerate(watched.outcomes.root_ids.tolist()):
             verdict = Verdict(int(watched.outcomes.verdicts[index]))
@@ -107,24 +106,25 @@ class Simulation:
             self.watch(0.05)
 
     def expected(self) -> dict[int, Verdict]:
-        """What must be reported of every root of a fully consumed forest, if no server loses its state."""
+        """Return the verdict that each root of a fully processed forest must get, if no server loses its state."""
         failed = self.forest.failed
         return {root: Verdict.FAILED if root in failed else Verdict.ACKED for root in self.forest.started}
 
     def verdicts(self) -> dict[int, Verdict]:
-        """What was reported of every root."""
+        """Return the reported verdict of each root."""
         return {root: verdict for root, (verdict, _) in self.reported.items()}
 
     def await_lost(self, roots: set[int]) -> None:
-        """Watch until the server has answered and each of ``roots`` was said to be LOST. What is emitted before the
-        source hears that the server has lost its state is LOST too."""
+        """Watch until the server answers and all ``roots`` are reported. Assert that they are LOST.
+
+        Roots emitted before the source learns of the lost state are LOST too."""
         while not (self.watch(0.1).answered and roots <= self.reported.keys()):
             pass
         assert {self.reported[root][0] for root in roots} <= {Verdict.LOST}
 
     @property
     def faults(self) -> dict[str, int]:
-        """How many calls met which fault."""
+        """Return the number of calls that met each fault."""
         return {name: sum(network.seen[name] for network in self.networks) for name in self.networks[0].seen}
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Simulation:
         self._again(lambda: self.source.open_batch(number, self.forest.base + number * 1000, size))
 
     def read(self, number: int, start: int, stop: int) -> None:
-        """A read task: plants the trees of [start, stop) of a batch, reports them and says that it covered them."""
+        """Run a read task: plant the trees of numbers [start, stop) of a batch, and report them with that range."""
         numbers = (self.forest.base + number * 1000 + i for i in range(start, stop))
         planted = [self.forest.plant(ids.root_id(0, each)) for each in numbers]
         rows = [(root, edge) for root, edges in planted for edge in [*edges, 0]]
@@ -146,7 +146,7 @@ class Simulation:
         self._again(lambda: self.dice.choice(self.workers).report(identity, entries, scope))
 
     def settle(self, number: int, settlement: Settlement) -> None:
-        """Settle, hear every outcome of the batch, and check each against what the forest says when it was settled."""
+        """Settle, watch for every outcome of the batch, and check each against the forest at the time of settling."""
         expected = {
             root: self._expected_at(root, settlement) for root in self.forest.started if root not in self.reported
         }
@@ -158,7 +158,7 @@ class Simulation:
         assert {self.reported[root][0] for root in self.reported.keys() - known - expected.keys()} <= {Verdict.LOST}
 
     def unread(self) -> int:
-        """How many roots were reported that nobody ever planted."""
+        """Return the number of reported roots that were never planted."""
         return len(self.reported.keys() - self.forest.started.keys())
 
     def _expected_at(self, root: int, settlement: Settlement) -> tuple[Verdict, str]:

@@ -1,4 +1,4 @@
-"""Several servers as processes that come and go under a running source: every record has its one true outcome."""
+"""Server processes come and go under a running source: every record gets one outcome, and a true one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.faults.servers import SESSION_S, Servers, await_until
 
 @pytest.fixture
 def servers(tmp_path: Path, zookeeper: str) -> Iterator[Servers]:
-    """Servers that find each other by ZooKeeper."""
+    """Servers that know of each other through ZooKeeper."""
     servers = Servers(tmp_path, zookeeper)
     yield servers
     servers.close()
@@ -33,7 +33,7 @@ def servers(tmp_path: Path, zookeeper: str) -> Iterator[Servers]:
 
 @pytest.fixture
 def begin(servers: Servers) -> Iterator[Callable[..., Load]]:
-    """Put load on the servers; the seed is the first of them."""
+    """Return a function that puts load on the servers. Clients first connect to server ``seed``."""
     loads: list[Load] = []
 
     def start(replicas: int, seed: int = 0, **options: Any) -> Load:
@@ -48,7 +48,7 @@ def begin(servers: Servers) -> Iterator[Callable[..., Load]]:
 
 
 def figures(load: Load, since: float) -> str:
-    """For who wants to see them: pytest -s."""
+    """Return the figures of a run as text, to print with pytest -s."""
     account = load.account
     stall_s, records = account.longest_stall_s(since), len(account.acked)
     rate = 3 * records / (account.heard_at[-1] - account.heard_at[0])
@@ -59,8 +59,9 @@ def figures(load: Load, since: float) -> str:
 
 
 def start_between(servers: Servers, load: Load, before: int, happens: Callable[[], object]) -> None:
-    """Pause servers 0 and 1, call ``happens``, and start server 2. Resume them when the source has the view of
-    server 2, which is later than the epoch ``before``."""
+    """Pause servers 0 and 1, call ``happens``, and start server 2.
+
+    Resumes servers 0 and 1 when the source has a view of server 2 that is later than the epoch ``before``."""
     for id in (0, 1):
         servers.pause(id)
     happens()
@@ -70,7 +71,7 @@ def start_between(servers: Servers, load: Load, before: int, happens: Callable[[
         servers.resume(id)
 
 
-# With one replica each fault is tried in `make test-long`.
+# `make test-long` also tries each fault with one replica.
 ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.long), 2]
 
 
@@ -164,7 +165,7 @@ def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     servers.resume(0)
     servers.await_view(1, lambda active: active == {0, 1, 2})
     load.await_outcomes()
-    # Nothing is left there of what it slept through.
+    # Server 0 keeps no batches that ended while it was paused.
     await_until(lambda: servers.stats(0).values["acker_open_batches"] <= 1)
     account = load.finish()
     print("pause", replicas, figures(load, since))
@@ -174,7 +175,7 @@ def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     assert len(account.lost_batches) <= 1
 
 
-# A minute with small batches: each record of it stands in the account.
+# Use small batches in a minute's run, since the account holds every record.
 AWAY = [
     pytest.param(1, 1.5 * SESSION_S, 2000, marks=pytest.mark.long),
     (2, 1.5 * SESSION_S, 2000),
@@ -217,8 +218,7 @@ def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
 def test_zookeeper_may_lose_its_data_under_running_jobs_at_no_replay(
     tmp_path: Path, replicas: int, *, comes_first: bool
 ) -> None:
-    """``comes_first``: a server that knows nobody makes the cluster anew, and clients hear of it while the others stand
-    still, and are in no view."""
+    """``comes_first``: server 2 starts first, while the others are paused. Clients get its view without the others."""
     from acker_testing import ZooKeeperProcess
 
     (tmp_path / "zookeeper").mkdir()
@@ -262,7 +262,7 @@ def test_a_server_that_starts_while_the_others_have_lost_their_sessions_costs_no
 ) -> None:
     def sessions_end() -> None:
         await_until(lambda: not nodes.get_children("/servers/ids"))
-        # Server 2 expects the others for the time of its own session.
+        # Server 2 waits for the others as long as its own session timeout.
         servers.session_s = 30.0
 
     servers.start(0, 1, 2)
@@ -283,7 +283,7 @@ def test_a_server_that_starts_while_the_others_have_lost_their_sessions_costs_no
 
 @pytest.fixture
 def proxy(servers: Servers) -> Iterator[Proxy]:
-    """Before server 0."""
+    """A proxy in front of server 0."""
     servers.start(0, 1, 2)
     proxy = Proxy(servers.addresses[0])
     yield proxy
@@ -291,7 +291,7 @@ def proxy(servers: Servers) -> Iterator[Proxy]:
 
 
 def through(proxy: Proxy, servers: Servers, given_up: threading.Event | None = None) -> Connect:
-    """How an executor connects that has the proxy on its way to server 0; ``given_up``: a report got no answer."""
+    """Return how an executor connects: to server 0 through ``proxy``. Sets ``given_up`` if a report gets no answer."""
 
     class Given(GrpcTransport):
         def apply(self, message: Any, timeout_s: float) -> Any:

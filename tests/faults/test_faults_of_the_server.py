@@ -29,7 +29,7 @@ class Load:
         self._quarter = threading.Event()
 
     def run(self) -> set[int]:
-        """Work through trees, each step a flush of its own; returns their roots."""
+        """Work through trees, and flush after each step. Returns their roots."""
         roots = set[int]()
         for number in range(TREES):
             root, edge = self.client.emit()

@@ -1,4 +1,4 @@
-"""Random trees and DAGs through the real server, while calls are lost, doubled and late on either side of it."""
+"""Random trees and DAGs on the real server, while calls are lost, duplicated and delayed in both directions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.faults.simulation import Simulation
 
 
 def simulated(server: Any, seed: int, rate: float, **options: Any) -> Simulation:
-    # Waits are a hundredth of what they are: the faults are injected, nobody has to recover meanwhile.
+    # Waits take a hundredth of their time: faults are injected, so nothing needs time to recover.
     return Simulation(lambda: GrpcTransport(server.address), seed, rate, sleep=lambda s: time.sleep(s / 100), **options)
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_thousand_trees_are_each_told_once_what_became_of_them(server: Any, seed: int) -> None:
-    # Ten times a hundred: one in five calls meets a fault.
+    # A hundred trees for each of ten seeds. One in five calls meets a fault.
     simulation = simulated(server, seed, 0.2)
     simulation.grow(range(100))
     simulation.finish()

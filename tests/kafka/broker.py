@@ -1,7 +1,7 @@
 """A real Apache Kafka for tests: one node (KRaft), from Maven Central, in a process of its own.
 
-Two listeners: one that lets everybody in, as a super user, and one with SASL PLAIN for ``reader`` with the password
-``secret``, who may do what no ACL forbids. It compacts and deletes at once, as far as topics are set up for it.
+One listener admits everybody as a super user. The other one needs SASL PLAIN, with the user ``reader`` and the password
+``secret``, to whom ACLs apply. Topics that are set up to compact or delete do so at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from confluent_kafka import admin as library
 
 from acker_testing import standstill
 
-# What it holds has no types that are worth having.
+# The types of the library are too incomplete to be useful.
 admin: Any = library
 
 PROJECT = Path(__file__).parent
 BUILD = PROJECT.parents[1] / ".build" / "kafka"
 START_S = 60.0
-# The newest connector of Spark's that Maven Central has: there is none of 4.3.0.
+# The newest Spark Kafka connector on Maven Central, which has none for 4.3.0.
 CONNECTOR = "4.2.0"
 
 SETTINGS = """\
@@ -63,14 +63,15 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 def build() -> None:
-    """Fetch Kafka where it is not here yet. Fails the tests where that cannot be."""
+    """Fetch Kafka if it is not here yet. Fails the test if it cannot be fetched."""
     if problem := _fetch("pom.xml"):
         pytest.fail(f"Maven could not fetch Apache Kafka:\n{problem}")
 
 
 def connector() -> str:
-    """Spark's own Kafka connector, as ``spark.jars`` takes it: of PySpark's version, or else of the newest that Maven
-    Central has. Fails the tests where neither can be fetched."""
+    """Return Spark's own Kafka connector as a value of ``spark.jars``: for PySpark's version, or else ``CONNECTOR``.
+
+    Fails the test if neither can be fetched."""
     for version in (pyspark.__version__, CONNECTOR):
         if not (problem := _fetch("spark-pom.xml", f"-Dspark.version={version}")):
             return (BUILD / f"spark-{version}").read_text().strip().replace(os.pathsep, ",")
@@ -78,7 +79,7 @@ def connector() -> str:
 
 
 def _fetch(project: str, *more: str) -> str:
-    """What a Maven project asks for, into Maven's own folder; why that cannot be, or nothing ("")."""
+    """Fetch the dependencies of a Maven project. Returns Maven's output if it fails, else ""."""
     if shutil.which("mvn") is None or shutil.which("java") is None:
         pytest.fail("make test-kafka runs a real Apache Kafka from Maven Central: install maven and a JDK")
     command = ["mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / project), *more, "package"]
@@ -87,7 +88,7 @@ def _fetch(project: str, *more: str) -> str:
 
 
 class RealKafka:
-    """A broker. ``servers``: for everybody; ``sasl_servers``: for ``reader``."""
+    """A broker. ``servers``: its address for everybody. ``sasl_servers``: its address for ``reader``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,13 +105,13 @@ class RealKafka:
         self._producer = Producer({"bootstrap.servers": self.servers, "max.in.flight": 1, "log_level": 0})
 
     def start(self) -> None:
-        """Start it, or start it again with what it had; returns when it answers."""
+        """Start the broker, or start it again with its data. Returns when it answers."""
         self.process = self._java("kafka.Kafka", str(self._settings))
         answering = admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         eventually(lambda: _answers(answering))
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kill the broker, as a crash does."""
         self.process.kill()
         self.process.wait()
 
@@ -152,13 +153,13 @@ class RealKafka:
         assert self._producer.flush(60) == 0
 
     def end_of(self, topic: str) -> int:
-        """Of its partition 0, as one sees it who does not read what transactions have not committed."""
+        """Return the end offset of partition 0, as a consumer with read_committed sees it."""
         at = TopicPartition(topic, 0)
         asked = self.admin.list_offsets({at: admin.OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)
         return int(asked[at].result(30).offset)
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """What the tools that people watch lag with see."""
+        """Return the committed offsets of ``group`` by (topic, partition), as lag monitors see them."""
         (asked,) = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
         return {(each.topic, each.partition): each.offset for each in asked.result(30).topic_partitions}
 
@@ -184,7 +185,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:
-    """Look until it holds."""
+    """Poll ``holds`` until it is true. Fails after ``within_s``."""
     deadline_s = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline_s, f"it did not happen within {within_s:g} s"
@@ -194,5 +195,5 @@ def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:
 def _answers(answering: Any) -> bool:
     try:
         return bool(answering.list_topics(timeout=1).brokers)
-    except Exception:  # noqa: BLE001  # until it is up, every call fails in a way of its own
+    except Exception:  # noqa: BLE001  # while it starts, calls fail in many ways
         return False

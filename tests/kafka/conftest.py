@@ -1,4 +1,4 @@
-"""A real Apache Kafka, for the tests that the mock cluster is not enough for."""
+"""Fixtures: a real Apache Kafka, for tests that need more than the mock cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kafka.broker import RealKafka, build
 
 @pytest.fixture(scope="session")
 def real_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
-    """A broker for all tests of this process; each makes topics of its own."""
+    """A broker for all tests of this process. Each test creates topics of its own."""
     build()
     broker = RealKafka(tmp_path_factory.mktemp("kafka"))
     yield broker

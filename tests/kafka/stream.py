@@ -1,9 +1,9 @@
-"""A driver program of its own: a query over Spark's own Kafka connector whose foreachBatch is ``tracked``; prints JSON.
+"""A driver program: a ``tracked`` query over Spark's own Kafka connector, which meets several faults; prints JSON.
 
-``python stream.py SERVER BROKER TOPIC ROWS FOLDER JARS``. The topic has the numbers below ROWS, as text, number k in
-partition k % 4, so that a micro-batch of a quarter of them has the first quarter, and so on. Some numbers are poison;
-the first write of all fails; in the second micro-batch a Python worker is killed; in the third the query is stopped,
-and then started again.
+``python stream.py SERVER BROKER TOPIC ROWS FOLDER JARS``. The topic has the numbers below ROWS as text, number k in
+partition k % 4. Each of the four micro-batches reads one quarter of the numbers, in order. Some numbers are poison. The
+first write fails. In the second micro-batch a Python worker is killed. In the third the query is stopped, and then
+started again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from acker_client.spark.driver.session import local_session
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
 MICRO_BATCHES = 4
-# Every so many numbers one is poison.
+# One number in so many is poison.
 POISON = 2_500
 SEEN = ["count(id)", "count(distinct id)", f"count_if(id % {POISON} = 13)", "min(id)", "max(id)", "sum(twice)"]
 
@@ -45,7 +45,7 @@ def main(server: str, broker: str, topic: str, rows: int, folder: Path, jars: st
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 2 * a_batch + 7 and not stopping.exists():
             stopping.touch()
-            # Until Spark ends this worker with the query.
+            # Block until Spark ends this worker with the query.
             threading.Event().wait()
         if number % POISON == 13:
             raise ValueError("poison")

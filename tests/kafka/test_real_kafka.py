@@ -1,4 +1,4 @@
-"""Kafka as a source on a real Apache Kafka: what the mock cluster has not."""
+"""The Kafka source on a real Apache Kafka: features that the mock cluster lacks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def values_of(slices: Any) -> list[bytes]:
 
 
 def compact(real_kafka: RealKafka, topic: str, opened: list[KafkaInput], at_most: int) -> list[int]:
-    """Write on until the beginning of the topic is compacted to ``at_most`` records; the offsets that are left."""
+    """Write until the beginning of the topic is compacted to ``at_most`` records. Returns their offsets."""
     left: list[int] = []
 
     def is_compacted() -> bool:
@@ -118,7 +118,7 @@ def test_markers_and_aborted_records_of_transactions_are_absent_and_open_ones_ar
             producer.produce(topic, f"{number}.{k}")
         producer.flush(30)
         producer.commit_transaction(30) if is_kept else producer.abort_transaction(30)
-    # Nine records and three markers, the last of which is the last offset, and is there a moment later.
+    # Nine records and three markers. The last marker has the last offset and appears a moment later.
     eventually(lambda: real_kafka.end_of(topic) == 12)
     driven = driven_of(real_kafka, opened, topic)
     records = driven.drain()
@@ -219,7 +219,7 @@ def test_what_is_committed_is_seen_by_the_tools_and_partitions_that_turn_up_are_
     driven.committed()
     driven.input.plan(1, 1)
     eventually(lambda: real_kafka.committed(topic).get((topic, 2)) == 5)
-    # A partition that turned up while nobody was there belongs to a topic that was being read.
+    # A partition that was added between two runs is read from its beginning, even with "latest".
     real_kafka.add_partitions(topic, 4)
     real_kafka.write(topic, 3, [b"v"])
     again = driven_of(real_kafka, opened, topic, first_poll="latest")
@@ -250,7 +250,7 @@ def test_holes_in_kafkas_offsets_are_as_many_as_a_broker_takes(real_kafka: RealK
     batches.close()
     assert real_kafka.committed("orders")[topic, 0] == 0
     summary = Kafka(topic, **options).run(NO_SPARK, save_all)
-    # 4 000 are not done; about 1 450 holes fit, and what is done beyond them is read again.
+    # 4,000 are not done. About 1,450 gaps fit, and done records beyond them are read again.
     assert 4_000 < summary.records < 12_000 - 2 * 1_400
     assert real_kafka.committed("orders")[topic, 0] == 12_000
 

@@ -1,4 +1,4 @@
-"""A Structured Streaming query over Spark's own Kafka connector, on a real Apache Kafka, reliable per record."""
+"""A tracked Structured Streaming query over Spark's own Kafka connector, on a real Apache Kafka."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_record_is_written_or_dead_at_each_commit_over_a_killed_worker_a_f
         good = [k for k in numbers if k % POISON != 13]
         assert commit["dead"] == sorted(set(numbers) - set(good))
         assert commit["written"] == [len(good), len(good), 0, 0, numbers[-1], 2 * sum(good)]
-    # Once more the micro-batch whose write failed, and the one that was stopped; and else nothing but the poison.
+    # Again: the micro-batch whose write failed, the one that was stopped, and the poison. Nothing else.
     assert (len(found["commits"]), found["batches"]) == (
         MICRO_BATCHES,
         {

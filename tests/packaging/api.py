@@ -34,7 +34,7 @@ class Raw(str):
 
 
 def page() -> str:
-    """Return all modules, one below the other."""
+    """Return the page: all modules, one below the other."""
     return "\n".join(part for module in MODULES for part in _module(module))
 
 
@@ -58,7 +58,7 @@ def _entry(name: str, value: Any) -> Iterator[str]:
     is_plain = is_class and not issubclass(value, BaseException | Enum)
     if is_plain or inspect.isfunction(value):
         yield f"```py\n{name}{_signature(value)}\n```\n"
-    # A dataclass without a docstring has its signature for one.
+    # Python gives a dataclass without a docstring its signature as one.
     text = inspect.getdoc(value) or ""
     if text and not text.startswith(f"{name}("):
         yield f"{_markdown(text)}\n"
@@ -102,7 +102,7 @@ def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
     annotation, default = parameter.annotation, parameter.default
     if isinstance(annotation, str | ForwardRef):
         annotation = Raw(annotation if isinstance(annotation, str) else annotation.__forward_arg__)
-    if default is os.environ:  # its values are nobody's business
+    if default is os.environ:  # must not print the environment of this machine
         default = Raw("os.environ")
     elif callable(default) and default is not inspect.Parameter.empty:
         default = Raw(getattr(default, "__name__", "..."))

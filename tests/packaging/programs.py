@@ -1,6 +1,6 @@
 """The programs of the documents as files: ``python programs.py FOLDER`` writes one for each ``python`` block.
 
-The documents are README.md and all pages of docs/. `make check` types the programs, and the tests run them.
+The documents are README.md and all pages of docs/. `make check` type-checks the programs, and the tests run them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def programs() -> dict[str, str]:
 
 
 def only(word: str) -> str:
-    """Return the one program that holds ``word``."""
+    """Return the only program that contains ``word``."""
     (text,) = (text for text in programs().values() if word in text)
     return text
 
 
 def write(folder: Path) -> list[Path]:
-    """Write each program as a module. Removes what an earlier call has written."""
+    """Write each program as a module of ``folder``, after removing all modules there. Returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.py"):
         old.unlink()

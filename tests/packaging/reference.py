@@ -1,7 +1,7 @@
 """Reference: the parts of the documents that are generated from the code. ``python -m tests.packaging.reference``.
 
-Writes each place ``<!-- generated: NAME -->`` in docs/. A test compares the documents with the code. In the tables of a
-source's options the meanings are written by hand, and kept.
+Fills each place ``<!-- generated: NAME -->`` in docs/. A test compares the documents with the code. In the tables of
+source options, the meanings are written by hand and kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 PLACE = re.compile(r"(<!-- generated: ([\w ]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 MEANING = re.compile(r"^\| `(\w+)` \|.*?\| (.*) \|$", re.MULTILINE)
 
-# Options that tests give, and no user.
+# Parameters that the tables of options leave out.
 INTERNAL = {
     "sources": {"environment"},
     "ZooKeeperGroup": {"session", "clock"},
@@ -47,7 +47,7 @@ SHOWN = {
     ("Kinesis", "session"): "boto3's",
     ("tracked", "storage_level"): "Spark's own",
 }
-# Labels of metrics that have no series before something was measured.
+# Labels of metrics that have no series before the first measurement.
 LABELS = {
     "acker_call_duration_seconds": "method, code",
     "acker_call_queue_seconds": "pool",
@@ -58,12 +58,12 @@ LABELS = {
 
 
 def pages() -> list[Path]:
-    """Return the documents that have generated places."""
+    """Return the documents with generated places."""
     return [page for page in sorted(DOCS.rglob("*.md")) if PLACE.search(page.read_text())]
 
 
 def written(text: str) -> str:
-    """Return a document with its generated places as the code has them."""
+    """Return a document with its generated places filled from the code."""
     return PLACE.sub(lambda place: place[1] + _generated(place[2], place[3]) + place[4], text)
 
 
@@ -76,7 +76,7 @@ def _generated(name: str, old: str) -> str:
 
 
 def options_of(name: str) -> list[tuple[str, str]]:
-    """Return (option, default as it is shown) of a source, of ``Retry``, or of all ``sources``."""
+    """Return (option, shown default) pairs of a source, of ``Retry``, or of all sources (name "sources")."""
     given = _common_options() if name == "sources" else _parameters(getattr(source, name))
     hidden = INTERNAL.get(name, set())
     return [(option, SHOWN.get((name, option)) or _shown(value)) for option, value in given if option not in hidden]

@@ -1,4 +1,4 @@
-"""Documents and manifests hold what the code holds."""
+"""Documents and manifests agree with the code."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_every_package_has_a_docstring_and_stands_in_the_architecture() -> None:
 
 @functools.cache
 def modules() -> list[Path]:
-    """All modules of the repository."""
+    """Return all modules of the repository."""
     places = [ROOT / package for package in (*PACKAGES, "tests", "benchmarks")]
     return [path for place in places for path in place.rglob("*.py")]
 
 
 def modules_named(path: str) -> list[Path]:
-    """The modules whose path ends with ``path``, as documents name them."""
+    """Return the modules whose path ends with ``path``, as documents name them."""
     return [module for module in modules() if module.as_posix().endswith(f"/{path}")]
 
 
@@ -97,13 +97,13 @@ def test_every_decision_is_listed() -> None:
 
 @functools.cache
 def sources_of_packages() -> dict[Path, str]:
-    """The modules that are shipped, without the names of what they import."""
+    """Return the texts of the shipped modules, without import lines."""
     paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.parent.name != "v1")
     return {path: re.sub(r"^(from|import) .*$", "", path.read_text(), flags=re.MULTILINE) for path in paths}
 
 
 def glossary() -> list[str]:
-    """The words of the glossary in ARCHITECTURE.md."""
+    """Return the words of the glossary in ARCHITECTURE.md."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
     rows = text.partition("| word | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
     return [row.split("|")[1].strip() for row in rows.splitlines()]
