@@ -1,6 +1,6 @@
 """Retrying: sends a request, or a whole report, until the server has accepted it.
 
-Decides what is sent next and when all of it is done. Knows no buffer and no source.
+Decides what to send next, and when a report is complete. It knows nothing about buffers and sources.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from acker_client.source.records.stores import Committer, SharedCheckpointStore,
 
 log = logging.getLogger("acker_client.source")
 
-# Most holes of a partition in a checkpoint. A fuller partition is paused until open records are done.
+# A hole is a stretch of open records before done ones. A partition with more holes is paused until records are done.
 HOLES_MAX = 100_000
 
 
@@ -41,7 +41,7 @@ class Checkpointing:
 
     @property
     def holes_max(self) -> int:
-        """Most stretches of open positions that the checkpoint holds for one partition."""
+        """Maximum number of holes that the checkpoint holds for one partition."""
         return HOLES_MAX
 
     def open_checkpoint(self) -> Mapping[str, Committed]:
