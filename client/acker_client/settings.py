@@ -85,8 +85,7 @@ class Settings:
 
 
 def addresses(servers: str | Iterable[str]) -> tuple[str, ...]:
-    """Parse 'a:7070,b' or a sequence of addresses. The default port is 7070. Raises ValueError if one is bad, or none
-    is given."""
+    """Parse 'a:7070,b' or a sequence of addresses (default port: 7070). Raises ValueError for none, or a bad one."""
     parts: Any = servers.split(",") if isinstance(servers, str) else servers
     if isinstance(parts, bytes) or not isinstance(parts, Iterable):
         raise ValueError(f"servers={servers!r}: {_WRITE}")

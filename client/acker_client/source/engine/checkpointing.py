@@ -75,7 +75,6 @@ class Checkpointing:
             self._committed.pop(partition, None)
 
     def note_unsaved(self, partitions: Iterable[str]) -> None:
-        """Note partitions that have to be written."""
         self._unsaved.update(partitions)
 
     def warn_of_holes(self, done: Mapping[str, Ranges]) -> None:

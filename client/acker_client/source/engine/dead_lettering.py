@@ -47,7 +47,6 @@ class DeadLettering:
 
     @property
     def has_queued(self) -> bool:
-        """Whether records wait for their letters."""
         return bool(self._queued)
 
     def open_letters(self) -> None:

@@ -44,7 +44,6 @@ class PersistedFrame:
         return self._persisted.schema
 
     def read_rows(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
-        """Implement ``PersistedRows.read_rows``."""
         from acker_client.spark.operators.read_frame import rows_of_persisted
 
         try:
@@ -107,7 +106,6 @@ class StreamingQuery:
             ) from None
 
     def end_micro_batch(self) -> None:
-        """End the work on the micro-batch."""
         self._query.restore()
 
     def sleep(self, seconds: float) -> None:

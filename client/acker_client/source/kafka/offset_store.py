@@ -52,7 +52,6 @@ class KafkaOffsets:
 
     @classmethod
     def of(cls, topics: Topics, connection: KafkaConnection) -> Self:
-        """Make the store from the options of a source."""
         return cls(
             topics.names or None,
             pattern=topics.pattern or None,

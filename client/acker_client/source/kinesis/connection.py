@@ -284,7 +284,7 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def _clock_of(answer: Mapping[str, Any]) -> datetime:
-    """Return the time of an answer by the service's clock."""
+    """Return the service's time from an answer's header."""
     from email.utils import parsedate_to_datetime
 
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")

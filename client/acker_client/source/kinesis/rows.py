@@ -45,7 +45,6 @@ class Held:
             self.rows = self.rows.take(pa.array(np.flatnonzero(mask)))
 
     def forget_done(self, done: Ranges) -> None:
-        """Drop the records that are done."""
         self.keep_rows(~done.contains(self.positions))
 
     def at(self, positions: Positions) -> pa.RecordBatch:
