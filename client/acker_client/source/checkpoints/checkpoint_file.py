@@ -86,7 +86,7 @@ class CheckpointFile:
             self._lock = None
 
     def load(self) -> dict[str, Committed]:
-        """Return what was saved last, by this version or an older one. Raises :class:`CheckpointError`."""
+        """Return the last saved state, also if an older version wrote it. Raises :class:`CheckpointError`."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:

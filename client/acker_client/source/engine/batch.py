@@ -45,7 +45,7 @@ class Batch:
     is_done: bool = False
     # Exception of a sink or of the job.
     error: BaseException | None = None
-    # Why its records may be unfinished through no fault of their own; "": no such reason.
+    # The reason why records may be unfinished through no fault of their own; "" if there is none.
     unfinished_because: str = ""
     # Records that are LOST because the batch failed, to be replayed in batches of their own.
     broken: list[Failures] = field(default_factory=list)
@@ -99,5 +99,5 @@ class Batch:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the batch failed as a whole, and no server was lost meanwhile."""
+        """Whether the batch failed as a whole for another reason than a lost server."""
         return self.error is not None and not self.is_lost

@@ -85,7 +85,7 @@ class Batches:
         return Batch(self._number, id_, len(emitted), len(replays.records), frame, emitted, replays.depth, undo=undo)
 
     def keep_output(self) -> None:
-        """Keep what the open batch has written, as its records may be ACKED from now on."""
+        """Keep the output of the open batch, because its records may be ACKED from now on."""
         # A new list, because a thread of the user may still append to the batch's own list.
         self._undo = []
 

@@ -36,7 +36,7 @@ class FramePlan:
 
 
 class Evidence(Protocol):
-    """What Spark's driver noted about a batch."""
+    """The evidence about a batch in Spark's driver."""
 
     @property
     def unfinished_because(self) -> str:

@@ -136,7 +136,7 @@ class RunOutcomes:
         self._fail_upstream(spent)
         self._options.listener.on_dead_letter(self._emissions_of(spent), spent)
 
-    # -- what follows
+    # -- effects of outcomes
 
     def _follow(self, effects: Effects, batch: Batch | None) -> None:
         listener = self._options.listener

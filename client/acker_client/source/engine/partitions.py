@@ -158,7 +158,7 @@ class Partitions:
             self._begin_partitions(handover.assigned)
 
     def _begin_partitions(self, partitions: Sequence[str]) -> None:
-        """Begin partitions from the checkpoint, and forget what this run knew about them."""
+        """Begin partitions from the checkpoint, and drop the run's earlier data about them."""
         self._drop_partitions(partitions)
         committed = self._checkpointing.load_assigned(partitions)
         self._begin_at(committed)

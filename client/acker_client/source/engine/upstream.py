@@ -128,7 +128,7 @@ class UpstreamTrees:
         self._met |= {member.id: member for member in self._client.members()}
 
     def _pin(self, key: Key) -> Pin | None:
-        """Return a pin on those servers of ``key`` that this client has ever seen; None if it has seen none.
+        """Return a pin on the servers of ``key`` that this client has ever seen; None if it has seen none.
 
         The client leaves out servers that are gone for good.
         """

@@ -301,7 +301,7 @@ def normal_schema(file: pq.ParquetFile) -> pa.Schema:
 
 
 def check_columns(columns: pa.Schema, wanted: pa.Schema, shown: str) -> None:
-    """Refuse a file in which a wanted column occurs twice or has a type that cannot be cast. Missing ones are fine."""
+    """Refuse a file in which a wanted column occurs twice or has a type that cannot be cast. It may be missing."""
     for field in wanted:
         if columns.get_all_field_indices(field.name)[1:]:
             raise SourceError(f"Parquet: {shown} has the column {field.name!r} twice: leave it out of the schema")

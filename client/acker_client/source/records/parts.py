@@ -66,7 +66,7 @@ class Parts(Generic[P]):
         }
 
     def assign(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
-        """Begin partitions with the positions that are ``done`` so far. Drops what this run knew about them."""
+        """Begin partitions with the positions that are ``done`` so far. Drops the run's earlier data about them."""
         for partition, ranges in done.items():
             self.revoke(partition)
             self.answered[partition] = (answered or {}).get(partition, Answered())
@@ -74,7 +74,7 @@ class Parts(Generic[P]):
             self._reach[partition] = ranges.prefix
 
     def add_parts(self, parts: Sequence[P]) -> RecordNumbers:
-        """Number the positions of ``parts``, and return the numbers of those that are not done, ascending."""
+        """Number the positions of ``parts``, and return the numbers of positions that are not done, ascending."""
         return np.concatenate([NO_RECORDS, *(self._add(part) for part in parts)])
 
     def chosen(self, records: RecordNumbers) -> list[Chosen[P]]:
@@ -197,7 +197,7 @@ class Lookup:
         return self.input.taken_up(self.parts.chosen(records))
 
     def are_there(self, records: RecordNumbers) -> list[bool]:
-        """Return whether each of ``records``, ascending, exists, as far as the input knows. See ``SparseInput``."""
+        """Return whether each of ``records`` (ascending) exists; True if that is unknown. See ``SparseInput``."""
         if not isinstance(self.input, SparseInput):
             return [True] * len(records)
         return self.input.are_there(self.parts.chosen(records))

@@ -184,7 +184,7 @@ class Schedule:
 
 
 def _counts_of(window: Window[np.uint16], records: RecordNumbers) -> Counts:
-    """Return the counts of ``records``; 0 for those outside the window."""
+    """Return the counts of ``records``; 0 for records outside the window."""
     counts = np.zeros(len(records), np.uint16)
     inside = (records >= window.start) & (records < window.stop)
     counts[inside] = window.values[window.index(records[inside])]

@@ -30,7 +30,7 @@ class CheckpointStore(Protocol):
         ...
 
     def load(self) -> dict[str, Committed]:
-        """Return the last saved state by partition; empty if none. Fails if another source or kind of input saved it."""
+        """Return the last saved state by partition; empty if none. Fails if another source or kind saved the state."""
         ...
 
     def save(self, committed: Mapping[str, Committed]) -> None:
@@ -38,7 +38,7 @@ class CheckpointStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the store."""
         ...
 
 
@@ -74,5 +74,5 @@ class DeadLetterStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the store."""
         ...

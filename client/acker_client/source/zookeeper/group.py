@@ -126,7 +126,7 @@ class ZooKeeperGroup:
         self._rebalance.lose_all()
         self.session.close(self._changed.set)
 
-    # -- what has changed
+    # -- changes
 
     def poll(self) -> Handover:
         if self._losses != self.session.losses:

@@ -111,7 +111,7 @@ class Rebalance:
         self._disowned |= set(partitions) & self.held
 
     def lose_all(self) -> tuple[str, ...]:
-        """Drop all partitions, because the session has ended and its nodes with it. Returns those that were held."""
+        """Drop all partitions, because the session and its nodes are gone. Returns the partitions that were held."""
         lost = _sorted(self.held)
         self._owned, self._revoked, self._released, self._disowned = set(), set(), set(), set()
         return lost

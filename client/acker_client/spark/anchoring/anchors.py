@@ -69,7 +69,7 @@ class Anchors:
         return Anchors(self.roots[first:after], self.edges[first:after], offsets - first)
 
     def followed_by(self, other: Anchors) -> Anchors:
-        """Return these anchors followed by those of ``other``; packed if one of the two is."""
+        """Return these anchors followed by the anchors of ``other``; packed if one of the two is packed."""
         ours, theirs = self, other
         if ours.offsets is None and theirs.offsets is None:
             offsets = None
@@ -127,7 +127,7 @@ def unpack(batch: pa.RecordBatch) -> Rows:
 
 
 def of_columns(columns: Sequence[Any]) -> Anchors:
-    """Read anchors from their Arrow columns: roots and edges (thin), packed ones alone, or all three (mixed)."""
+    """Read anchors from their Arrow columns: roots and edges (thin), the packed column, or all three (mixed)."""
     if len(columns) == 1:
         return packed_anchors(columns[0])
     thin = Anchors(_ids(columns[0]), _ids(columns[1]))

@@ -152,7 +152,7 @@ class Tally:
         return pickle.dumps((self._total, roots, vals, marks, self._reasons), protocol=5)
 
     def absorb(self, account: bytes) -> None:
-        """Add what another tally has counted (its :meth:`account`)."""
+        """Add the counts of another tally (its :meth:`account`)."""
         (low, high), roots, vals, marks, reasons = pickle.loads(account)
         with np.errstate(over="ignore"):
             self._total[0] += low

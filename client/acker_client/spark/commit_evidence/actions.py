@@ -38,7 +38,7 @@ CONSUMER_CHARS = 80
 
 
 class ActionFinder:
-    """Finds the actions on a sink's rows in what ``ran`` between two moments."""
+    """Finds the actions on a sink's rows among the executions and jobs that ``ran`` between two moments."""
 
     def __init__(self, ran: Ran) -> None:
         self.executions = ran.executions
@@ -89,7 +89,7 @@ class ActionFinder:
         return any(job.computes("ArrowEvalPython") for job in self.jobs)
 
     def _of_execution(self, execution: Execution, places: Places) -> Action | None:
-        # Behind an RDD, the plan does not show what happened to the rows. So a write counts there, and a collect not.
+        # Behind an RDD, the plan does not show what happened to the rows. So only a write counts there.
         collects = execution.collects and places.are_in(execution.plan)
         if places.are_in(execution.plan):
             above, is_followed = execution.graph.paths_from(places), True
