@@ -22,7 +22,7 @@ TOKEN_VARIABLE = "ACKER_TOKEN"
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\])(:(?P<port>[0-9]{1,5}))?")
 _WRITE = f"write host:port, like 'localhost:{DEFAULT_PORT}'"
 
-# What votes can count.
+# Votes on an outcome cannot count more replicas than this.
 REPLICAS_MAX = 8
 
 OnUnreachable = Literal["fail", "continue"]
@@ -32,19 +32,19 @@ OnUnreachable = Literal["fail", "continue"]
 class Settings:
     """How to reach the server, and how long to try.
 
-    ``servers``: addresses ``host:port``. Without ZooKeeper these are the servers, each with an id of its own; with it
-    some of them will do, since each knows all others. ``token``: bearer token, or None. ``budget_s``: how long one
-    flush, report, open or settle may take, retries included. ``call_timeout_s``: after this time without an answer a
-    single call counts as lost and is sent again. ``on_unreachable``: what to do with a report when its budget is spent:
-    "fail" raises; "continue" counts it, logs once and goes on, which is safe and costs replays. A report for a source
-    that the client has joined, or with a fail without an edge, raises anyway: its source cannot learn of it.
-    ``buffer_entries``: roots that a plain client folds before it flushes.
+    ``servers``: addresses ``host:port``. Without ZooKeeper this is the list of all servers, each with its own id. With
+    ZooKeeper some of them are enough, because each server knows all others. ``token``: bearer token, or None.
+    ``budget_s``: how long one flush, report, open or settle may take, retries included. ``call_timeout_s``: a call
+    without an answer for this time counts as lost and is sent again. ``on_unreachable``: what to do with a report when
+    its budget is spent. "fail" raises. "continue" counts it, logs once and goes on, which is safe and costs replays.
+    Some reports raise anyway, because their source could not notice the loss: reports for a source that the client has
+    joined, and reports with a fail without an edge. ``buffer_entries``: roots that a plain client folds before a flush.
 
-    ``replicas``: on how many servers each root lives (None: two where there are two, else one); ``spread``: on how many
-    a batch lives at most. ``replica_wait_s``: how long one server is waited for while another answers.
-    ``gone_after_s``: a server of a list, without ZooKeeper, that was silent for so long is gone; and so long servers
-    have to register again with a ZooKeeper that has lost its data. ``pins``: where the roots of batches live, as
-    whoever opened them decided.
+    ``replicas``: number of servers that hold each root (None: two if there are two, else one). ``spread``: maximum
+    number of servers that hold a batch. ``replica_wait_s``: how long to wait for one server while another answers.
+    ``gone_after_s``: without ZooKeeper, a server that was silent for this long is gone. With a ZooKeeper that has lost
+    its data, servers have this long to register again. ``pins``: where the roots of batches live, as the client that
+    opened the batch decided.
     """
 
     servers: tuple[str, ...]
@@ -57,7 +57,7 @@ class Settings:
     spread: int = SPREAD
     replica_wait_s: float = 10.0
     gone_after_s: float = 15.0
-    # Not a part of what makes two settings the same: clients are shared by those with other pins.
+    # Not compared, because settings that differ only in their pins share one client.
     pins: tuple[Pin, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Settings from ``ACKER_SERVERS`` and ``ACKER_TOKEN``; ValueError when no server is named."""
+        """Return settings from ``ACKER_SERVERS`` and ``ACKER_TOKEN``. Raises ValueError if no server is named."""
         if not environ.get(SERVERS_VARIABLE, "").strip():
             raise ValueError(
                 f"no acker server is named: pass AckerClient('host:{DEFAULT_PORT}') or set {SERVERS_VARIABLE}; "
@@ -85,7 +85,7 @@ class Settings:
 
 
 def addresses(servers: str | Iterable[str]) -> tuple[str, ...]:
-    """Read 'a:7070,b' or a sequence of such; a missing port is 7070. ValueError when none is left, or one is none."""
+    """Parse 'a:7070,b' or a sequence of addresses (default port: 7070). Raises ValueError for none, or a bad one."""
     parts: Any = servers.split(",") if isinstance(servers, str) else servers
     if isinstance(parts, bytes) or not isinstance(parts, Iterable):
         raise ValueError(f"servers={servers!r}: {_WRITE}")
@@ -124,7 +124,7 @@ def _check_members(replicas: object, spread: object) -> None:
 
 
 def _check_token(token: object) -> None:
-    # It travels in a header of HTTP. What it is is never shown.
+    # The token is sent in an HTTP header. The error must not show it.
     if token is None or (isinstance(token, str) and token.isascii() and token.isprintable()):
         return
     raise ValueError("token: give a string of printable ASCII characters, without a line feed at its end")

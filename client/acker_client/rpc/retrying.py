@@ -1,6 +1,6 @@
 """Retrying: sends a request, or a whole report, until the server has accepted it.
 
-Decides what is sent next and when all of it is done. Knows no buffer and no source.
+Decides what to send next, and when a report is complete. It knows nothing about buffers and sources.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def until_accepted(caller: Retrying, call: Call[Accepted], what: str, patience: 
 def deliver(caller: Retrying, delivery: Delivery, patience: Patience, renew: Renew) -> None:
     """Send a report until every section of it has its final answer.
 
-    When this raises, ``delivery`` still knows what was answered: delivering it again sends only the rest.
+    When this raises, ``delivery`` keeps the answers so far. Delivering it again sends only the other sections.
     """
     what = "report of updates" if delivery.inits is None else f"report of inits of batch {delivery.inits.batch}"
     while not delivery.done:

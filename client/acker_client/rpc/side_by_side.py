@@ -1,4 +1,4 @@
-"""Side by side: calls to several members at once.
+"""Side by side: calls to several servers at once.
 
 Each call has its own daemon thread. So a server that does not answer delays neither the other calls nor the end of the
 program. Simulations have their own implementation.
@@ -17,10 +17,10 @@ Result = TypeVar("Result")
 
 
 class SideBySide(Protocol):
-    """How calls run beside each other."""
+    """Starts calls that run side by side, and waits for them."""
 
     def start(self, call: Callable[[], Result]) -> Future[Result]:
-        """Start ``call``. The future gets what it returns or raises."""
+        """Start ``call``. The future gets its result or its exception."""
         ...
 
     def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 # A shorter wait is not logged.
 NOTICED_S = 1.0
-# After so long without a try it is unknown whether the server was silent, so the next try starts a new silence.
+# If no try was made for this long, nobody knows whether the server was silent. The next try then starts a new silence.
 IDLE_S = 30.0
 # Minimum time between two lines about waiting, however often the server comes and goes.
 AGAIN_S = 30.0
 
 
 class Silence:
-    """The silence of one server. Threads may share it: at worst a line comes twice. Times are monotonic seconds."""
+    """The silence of one server. Threads may share it: at worst a line is logged twice. Times are monotonic seconds."""
 
     __slots__ = ("_address", "_heard_at", "_is_reported", "_reported_at", "_since", "_until")
 
@@ -27,7 +27,7 @@ class Silence:
 
     @property
     def since(self) -> float | None:
-        """When the first of the unanswered tries since the last answer began; None if the last try was answered."""
+        """Start of the first unanswered try after the last answer; None if the last try was answered."""
         return self._since
 
     @property
@@ -40,8 +40,8 @@ class Silence:
         return 0.0 if self._since is None or now - self._until > IDLE_S else now - self._since
 
     def shown_s(self, now: float, begun_at: float) -> float:
-        """The part of ``lasts_s`` that tries have shown: from ``begun_at`` on, when the server may have started, to the
-        end of the last try, after which it may be back."""
+        """Return the part of ``lasts_s`` that tries have proven. It begins at ``begun_at`` at the earliest, because the
+        server may not have run before. It ends with the last try, because the server may be back since."""
         if self._since is None or not self.lasts_s(now):
             return 0.0
         return max(0.0, self._until - max(self._since, begun_at))

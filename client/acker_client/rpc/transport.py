@@ -1,7 +1,7 @@
 """Transport: one gRPC channel to one server.
 
 Decides how the channel is set up, and which of gRPC's statuses are worth a retry. Import this only inside the process
-that uses it, after fork: an open channel does not survive one.
+that uses it, after a fork: an open channel does not survive a fork.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Reply = TypeVar("Reply")
 KEEPALIVE_S = 30
 
 OPTIONS: list[tuple[str, int]] = [
-    # The client retries by itself, as it knows identities and has one budget.
+    # The client does its own retries, because it knows the identities of reports and has one time budget for all tries.
     ("grpc.enable_retries", 0),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -60,7 +60,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-# Statuses that a retry does not help: the caller has to change something.
+# Statuses for which no retry helps, with advice: the caller has to change something.
 _REJECTIONS = {
     grpc.StatusCode.INVALID_ARGUMENT: "This is a bug in the client, or another program's message",
     grpc.StatusCode.FAILED_PRECONDITION: "Install the same version of acker on both sides",
@@ -71,7 +71,7 @@ _REJECTIONS = {
     "spark.acker.token",
 }
 
-# gRPC's texts if something else answers at the port. The frame type that gRPC names is the answer's fourth byte.
+# gRPC's error texts if the port belongs to another protocol. The frame type in them is the fourth byte of the answer.
 _NO_HTTP2 = re.compile(r"Failed parsing HTTP/2|Expected SETTINGS frame|http1\.x server")
 _FOURTH_BYTE = re.compile(r"got frame type (\d+)")
 # The fourth bytes of "HTTP/1.1 400" and "<!DOCTYPE HTML>".
@@ -82,7 +82,7 @@ _CLOSED_HINT = (
     "The connection is accepted and closed at once: a port with TLS does that (the acker has no TLS), or a proxy with "
     "no server behind it"
 )
-# The texts of several gRPC versions for an unknown name.
+# The texts of several gRPC versions for a host name that DNS does not know.
 _NO_ADDRESS = re.compile(r"DNS resolution failed|errors resolving|lookup failed|Domain name not found")
 
 

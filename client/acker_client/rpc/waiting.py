@@ -1,6 +1,6 @@
 """Waiting: whether to retry after an answer that is not a success.
 
-Decides between a wait, within the budget, and an error to the caller at once.
+Decides whether to wait, within the budget, or to raise an error at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HINTS = {
 
 
 def wait_out(error: ErrorReply, what: str, patience: Patience, renew: Renew) -> None:
-    """Wait until ``what`` may be tried again. Raises if that cannot help, or the budget ends before."""
+    """Wait until ``what`` may be tried again. Raises if no retry can help, or if the budget ends first."""
     if error.status not in _WAITED_OUT:
         raise _refused(error, what)
     if error.status == Status.UNKNOWN_SOURCE:

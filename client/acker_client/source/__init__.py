@@ -17,8 +17,8 @@ try:
 except ImportError as error:
     raise _missing("acker_client.source", "spark", error) from error
 
-# One line for each package, which lists its public names in its own `__all__`. An input is added or deleted here and in
-# its own folder, nowhere else in the client.
+# One line for each package, which lists its public names in its own `__all__`. To add or delete an input, change only
+# these lines and the input's own folder.
 from acker_client.source.engine import *
 from acker_client.source.errors import *
 from acker_client.source.files import *

@@ -1,6 +1,6 @@
 """Expands the user's paths and patterns (``**`` too) to files, in the order given, each pattern sorted.
 
-Refuses what is no path, and names it in the error. Lists the file of each record. Does not look into files.
+Errors name the path that was refused. Also lists the origins of records in files. Does not read any file.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def find_files(
 ) -> list[Found]:
     """Return the files that ``paths`` name, each file once even if several links lead to it.
 
-    ``asker`` (the kind of source) and ``example`` are for error messages. ``in_directory`` returns the files for a
-    directory. Raises ``SourceError`` for what is no path or no file. Raises it also for a pattern without matches and
-    for a missing file, unless there ``may_be_none`` yet.
+    ``asker`` (the kind of source) and ``example`` are for error messages. ``in_directory`` returns the files of a
+    directory. Raises ``SourceError`` for something that is not a path or not a regular file. Unless ``may_be_none``,
+    also raises it for a pattern without matches and for a missing file.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
     for path in given:
@@ -109,7 +109,7 @@ def _is_there(shown: str, asker: str, *, may_be_gone: bool) -> bool:
 
 
 def _links(path: str, real: str) -> tuple[int, bool]:
-    """Return a sort key: the lower of two paths to one file is the one with fewer links."""
+    """Return a sort key for paths to one file: a path with fewer folders, or without links, comes first."""
     return path.count(os.sep), path != real
 
 

@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise missing("acker_client.spark", "spark", error) from error
 
-# Must come first: it refuses a PySpark version with which the other modules cannot be imported.
+# Must come first: it refuses PySpark versions with which importing the other modules fails.
 from acker_client.spark import compat  # noqa: F401  # isort: skip
 from acker_client.spark import functions
 from acker_client.spark.driver.check import check

@@ -1,8 +1,9 @@
 """The checkpoint file: one JSON file that says how far a source is done. It is written completely or not at all.
 
-Content: the version, the source and the kind of input. For each partition: the run lengths of what is done, the input's
-mark, and the number of answered records. A digest over the partitions, and the writer, for people. This module decides
-which files are refused, and never what is done. A lock on a file beside the checkpoint lets only one process use it.
+Content: the version, the source, the kind of input, a digest over the partitions, and (for people) the last writer. For
+each partition: the done records as run lengths, the input's mark, and the number of answered records. This module
+decides which files are refused, and never which records are done. A lock on a file beside the checkpoint lets only one
+process use it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ VERSION = 2
 # The key of the content, by version.
 _CONTENT = {1: "progress", 2: "partitions"}
 
-# The error numbers of a system if another process holds the lock.
+# Error numbers for a lock that another process holds.
 _HELD = (errno.EAGAIN, errno.EACCES)
 
 
@@ -53,7 +54,7 @@ class CheckpointFile:
         return str(self.path)
 
     def open(self, source: str, kind: str) -> None:
-        """Take the lock. Raises :class:`CheckpointError`: two sources would overwrite each other's checkpoint."""
+        """Take the lock, so that no two sources overwrite each other's checkpoint. Raises :class:`CheckpointError`."""
         self.source, self.kind = source, kind
         try:
             lock = open(f"{self.path}.lock", "ab")  # noqa: SIM115 (it stays open)
@@ -85,7 +86,7 @@ class CheckpointFile:
             self._lock = None
 
     def load(self) -> dict[str, Committed]:
-        """Return what was saved last, by this version or an older one. Raises :class:`CheckpointError`."""
+        """Return the last saved state, also if an older version wrote it. Raises :class:`CheckpointError`."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:

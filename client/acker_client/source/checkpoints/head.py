@@ -59,7 +59,7 @@ class Head:
         return saved
 
     def incomplete(self, what: str, error: Exception) -> CheckpointError:
-        """Return the error for a checkpoint that does not say how far ``what`` is done."""
+        """Return the error for a checkpoint without valid progress of ``what``."""
         return CheckpointError(
             f"checkpoint {self.place} does not say how far {what} is done ({error!r}): restore it, or {self.begin_anew}"
         )

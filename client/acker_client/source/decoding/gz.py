@@ -1,7 +1,7 @@
 """Unpacks gzip files from front to back in pieces, with bounded memory.
 
-A complete gz consists of members, one after the other, each with the right checksum, and then at most zeros. Unpacking
-can begin only at the beginning of a member. This module does not decide what a line is.
+A complete gz consists of members, one after the other, each with the right checksum. Zeros may follow. Unpacking can
+begin only at the beginning of a member. This module does not decide what a line is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import BinaryIO
 # Tells zlib to expect a gzip header and to verify the checksum.
 GZIP_BITS = 16 + zlib.MAX_WBITS
 READ_BYTES = 64 << 10
-# A gz counts as unchanged if its first and last bytes, this many each, are the same. The last ones hold checksums.
+# A gz counts as unchanged if its size, its first and its last EDGE_BYTES are the same. The last bytes hold checksums.
 EDGE_BYTES = 1024
 # The number of gz files that a process keeps open, so that the next batch goes on where the last one ended.
 OPEN_MAX = 4

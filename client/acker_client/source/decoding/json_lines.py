@@ -22,7 +22,7 @@ CLOSING = ord("}")
 
 @dataclass(frozen=True, slots=True)
 class JsonParser:
-    """Columns of ``schema``, exactly."""
+    """Parses JSON lines into exactly the columns of ``schema``."""
 
     schema: pa.Schema
 

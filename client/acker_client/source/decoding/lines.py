@@ -60,7 +60,8 @@ class Lines:
 
 @dataclass(slots=True)
 class ReadRows:
-    """Rows of a slice: ``numbers`` of the batch (uint64[n]), ``columns`` of n rows, ``unreadable``: reason by row."""
+    """Rows of a slice: their ``numbers`` in the batch (uint64[n]), ``columns`` of n rows, and for each row that is
+    ``unreadable`` the reason."""
 
     numbers: Column
     columns: pa.RecordBatch
@@ -80,7 +81,7 @@ class Parser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LineSlice:
-    """Numbers ``start`` to ``stop`` of a batch: the ``chosen`` lines, in order."""
+    """The ``chosen`` lines, in order. In the batch they have the numbers ``start`` to ``stop``."""
 
     start: int
     stop: int

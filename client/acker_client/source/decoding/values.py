@@ -13,7 +13,7 @@ import pyarrow as pa
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value as JSON can hold it.
+    """Convert a value to one that JSON can hold.
 
     JSON's own types stay as they are. Dates and times become ISO 8601. Bytes become text if they are UTF-8, otherwise
     ``{"base64": ...}``. Other values (a decimal, a NaN) become their text. A map comes as a list of pairs, because its

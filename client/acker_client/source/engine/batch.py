@@ -1,4 +1,4 @@
-"""Batch: the user's handle of a batch, with the state that the source keeps until it is settled."""
+"""Batch: the user's handle of a batch, with the state that the source keeps until the batch is settled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batch:
     replays: int
     frame: BatchFrame
     emitted: EmissionRange
-    # Number of failed batches in a row that held its records; above 0 the batch is not mixed with other records.
+    # How many batches in a row failed with these records. Above 0, they are not mixed with other records.
     depth: int = 0
     # A server has lost the batch, or its own state, which may be why the work failed.
     is_lost: bool = False
@@ -45,7 +45,7 @@ class Batch:
     is_done: bool = False
     # Exception of a sink or of the job.
     error: BaseException | None = None
-    # Why its records may be unfinished through no fault of their own; "": no such reason.
+    # The reason why records may be unfinished through no fault of their own; "" if there is none.
     unfinished_because: str = ""
     # Records that are LOST because the batch failed, to be replayed in batches of their own.
     broken: list[Failures] = field(default_factory=list)
@@ -61,21 +61,21 @@ class Batch:
         return df
 
     def done(self) -> None:
-        """Declare the work complete: what its sinks and ``ack()`` columns did so far has delivered their rows. Use it
-        where Spark gives no evidence (a writer that may stop early, a failed write that another one replaced). The
-        batch is settled as *done*, even if the loop is left. This does not cover a sink that raised, rows that no sink
-        took, or anything that runs afterwards.
+        """Declare the work complete: the batch's sinks and ``ack()`` columns have delivered their rows. Use it where
+        Spark gives no evidence (a writer that may stop early, a failed write that another one replaced). The batch is
+        settled as *done*, even if the loop is left. This does not cover a sink that raised, rows that no sink took, or
+        anything that runs afterwards.
         """
         self.is_done = True
         self.frame.evidence.vouch()
 
     def on_abandon(self, step: Callable[[], object]) -> None:
-        """Call ``step`` if the batch is abandoned, before its records are replayed, so that it removes the batch's
-        output.
+        """Register a ``step`` that removes the batch's output. It is called if the batch is abandoned, before the
+        records are replayed.
 
-        None of the batch's records is ACKED then. A killed process calls no step. Nor does a batch that shared a sink
-        with rows of another batch, or a source without retries (``guarantee``). Raises ``SourceError`` in a source with
-        ``held=False``, whose records may be ACKED by then.
+        None of the batch's records is ACKED then. The step is not called if the process is killed, if the batch shared
+        a sink with rows of another batch, or if the source never retries (``guarantee``). Raises ``SourceError`` in a
+        source with ``held=False``, because records may be ACKED before their batch is abandoned.
         """
         if self.undo is None:
             raise SourceError("on_abandon: the source has held=False, so records of an abandoned batch may be ACKED")
@@ -89,7 +89,8 @@ class Batch:
             # No `vouch`: the end of the block is no evidence that the sinks have delivered their rows.
             self.is_done = True
         else:
-            # Not the exception itself: its traceback refers to the loop, which would then not end when it is left.
+            # Do not keep the exception itself: its traceback refers to the loop's generator, which would then not be
+            # closed when the loop is left.
             self.error = SourceError(f"the block of the batch raised {gist(error)}")
 
     def __repr__(self) -> str:
@@ -98,5 +99,5 @@ class Batch:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the batch failed as a whole, and no server was lost meanwhile."""
+        """Whether the batch failed as a whole for another reason than a lost server."""
         return self.error is not None and not self.is_lost

@@ -29,7 +29,7 @@ from acker_client.source.records.tracker import EmissionRange, RecordNumbers
 
 log = logging.getLogger("acker_client.source")
 
-# Characters that are replaced, because a file name may not contain them everywhere.
+# Characters that are replaced, because some file systems do not allow them in names.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
 
 
@@ -62,7 +62,7 @@ class Batches:
 
     def open_batch(self, replays: ReplayGroup, new: RecordNumbers, tasks: int) -> Batch:
         """Open a batch of replays and new records at the servers, and make its frame."""
-        # Numbers of new records are higher than all earlier ones, so the whole ascends.
+        # New records have higher numbers than all earlier ones, so the result is ascending.
         records = np.concatenate((replays.records, new))
         slices = self._lookup.input.slices(self._lookup.parts.chosen(records), tasks)
         self._number += 1
@@ -85,12 +85,12 @@ class Batches:
         return Batch(self._number, id_, len(emitted), len(replays.records), frame, emitted, replays.depth, undo=undo)
 
     def keep_output(self) -> None:
-        """Keep what the open batch has written, as its records may be ACKED from now on."""
+        """Keep the output of the open batch, because its records may be ACKED from now on."""
         # A new list, because a thread of the user may still append to the batch's own list.
         self._undo = []
 
     def release_batch(self) -> None:
-        """Release what Spark keeps of the open batch, if there is one. Takes back its output, unless it is kept."""
+        """Free what Spark keeps of the open batch, if any. Removes its output unless ``keep_output`` was called."""
         frame, self._frame = self._frame, None
         undo, self._undo = self._undo, []
         # Without retries nothing would write the output again. A shared output may hold ACKED records of another batch.
@@ -100,7 +100,7 @@ class Batches:
             for step in reversed(undo):
                 steps.add(partial(_take_back, step))
             if frame is not None:
-                # Runs first, because it ends what may still be writing.
+                # Added last, so this step runs first. It ends the jobs that may still write.
                 steps.add(frame.evidence.release)
 
     def _announce(self, emitted: EmissionRange, replays: int) -> None:

@@ -2,7 +2,7 @@
 
 Decides when it is written (with each batch, or once in ``commit_interval_s``, and at once before another source takes
 over a partition), which records count as done in it (``guarantee``), and how many holes a partition may have in it.
-Writes only the partitions of this run; in a checkpoint that a group shares, those that this source owns.
+Writes only the partitions of this run; in a group, only the partitions that this source owns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from acker_client.source.records.stores import Committer, SharedCheckpointStore,
 
 log = logging.getLogger("acker_client.source")
 
-# Most holes of a partition in a checkpoint. A fuller partition is paused until open records are done.
+# Maximum number of holes (stretches of open records before done ones) of a partition. With more, it is paused.
 HOLES_MAX = 100_000
 
 
@@ -41,11 +41,11 @@ class Checkpointing:
 
     @property
     def holes_max(self) -> int:
-        """Most stretches of open positions that the checkpoint holds for one partition."""
+        """Maximum number of holes that the checkpoint holds for one partition."""
         return HOLES_MAX
 
     def open_checkpoint(self) -> Mapping[str, Committed]:
-        """Lock the checkpoint, and return what it holds; empty in a group, where a source owns no partition yet."""
+        """Lock the checkpoint, and return its content; empty in a group, where a source owns no partition yet."""
         if self._store is not None:
             self._store.open(self._options.name, self._input.kind)
             self._committed = {} if self._options.group is not None else self._store.load()
@@ -75,7 +75,6 @@ class Checkpointing:
             self._committed.pop(partition, None)
 
     def note_unsaved(self, partitions: Iterable[str]) -> None:
-        """Note partitions that have to be written."""
         self._unsaved.update(partitions)
 
     def warn_of_holes(self, done: Mapping[str, Ranges]) -> None:
@@ -98,7 +97,7 @@ class Checkpointing:
         return self._store is not None and bool(self._unsaved) and now >= self._due_s
 
     def save(self, parts: Parts[Any], now: float) -> Sequence[str]:
-        """Write unsaved partitions. Returns those that another source owns by now, for which nothing was written."""
+        """Write unsaved partitions. Returns the ones that were not written because another source owns them by now."""
         if self._store is None or not self._unsaved:
             return ()
         self._due_s = now + self._options.commit_interval_s
@@ -117,7 +116,7 @@ class Checkpointing:
         return ()
 
     def _done(self, parts: Parts[Any], partition: str) -> Ranges:
-        """Return the positions that a restart skips, cut to what a checkpoint may hold."""
+        """Return the positions that a restart skips, with at most ``HOLES_MAX`` holes."""
         if self._options.guarantee is Guarantee.AT_LEAST_ONCE:
             return parts.done[partition].first_holes(HOLES_MAX)
         return parts.done.get(partition, Ranges()).union(Ranges.below(parts.reach[partition]))

@@ -26,7 +26,7 @@ log = logging.getLogger("acker_client.source")
 
 # Start of the traceback in the reason of an operator's failure.
 TRACEBACK = "\nTraceback (most recent call last)"
-# The share of dead letters is not judged up to this number of them.
+# Up to this number of dead letters, their share is not checked.
 DEAD_MIN = 10
 NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
 
@@ -40,14 +40,13 @@ class DeadLettering:
         self._in_flight = in_flight
         self._letters = dead_letter_store(options)
         self._shown: set[str] = set()
-        # (record, time of the first emission of the records from it on), both ascending.
+        # (first record, time of the first emission) of each range of records, both ascending.
         self._first_emitted: list[tuple[int, float]] = []
         # Records that have spent their retries, and have no letter yet.
         self._queued: list[Failures] = []
 
     @property
     def has_queued(self) -> bool:
-        """Whether records wait for their letters."""
         return bool(self._queued)
 
     def open_letters(self) -> None:
@@ -64,7 +63,7 @@ class DeadLettering:
         self._first_emitted.append((record, now_s))
 
     def forget_times(self, done_below: int) -> None:
-        """Forget when records below ``done_below``, which are done, were emitted."""
+        """Drop the emission times of records below ``done_below``, because these are done."""
         del self._first_emitted[: max(0, self._index_of(done_below))]
 
     def log_tracebacks(self, reasons: Sequence[Reason]) -> None:
@@ -100,9 +99,9 @@ class DeadLettering:
         return spent
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
-        """Raise ``TooManyDeadLetters`` for too large a share of all records that were read, in earlier runs too.
+        """Raise ``TooManyDeadLetters`` if dead letters are too large a share of the records of this and earlier runs.
 
-        The share is of answered and open records, so finished records have to be counted in the parts first.
+        These are the answered and the open records, so the caller has to count finished records in the parts first.
         """
         share_max, counts = self._options.max_dead_share, self._in_flight.counts
         answered = sum(self._lookup.parts.answered.values(), Answered())

@@ -1,4 +1,4 @@
-"""Environment: everything outside that a run uses (Spark, the server, clocks, randomness), to be replaced in tests.
+"""Environment: the outside world of a run (Spark, the server, clocks, randomness), which tests replace.
 
 The default imports Spark only when a run begins: importing ``acker_client.source`` needs neither Spark nor grpc.
 """
@@ -36,12 +36,12 @@ class FramePlan:
 
 
 class Evidence(Protocol):
-    """What Spark's driver noted about a batch."""
+    """The evidence about a batch in Spark's driver."""
 
     @property
     def unfinished_because(self) -> str:
-        """Why records of the batch may be unfinished through no fault of their own, as far as :meth:`judge` has seen;
-        "" without such a reason."""
+        """The reason why records of the batch may be unfinished through no fault of their own, found by :meth:`judge`;
+        "" if there is none."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Evidence(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether a sink took its rows together with those of another batch, whose records may be ACKED."""
+        """Whether a sink took rows of this batch and another one together. Records of the other may be ACKED."""
         ...
 
     @property
@@ -60,8 +60,8 @@ class Evidence(Protocol):
         ...
 
     def judge(self) -> BaseException | None:
-        """Return why the batch is not *done*: an exception in a sink, or missing evidence that its rows were delivered.
-        None: it is *done*."""
+        """Return an exception if the batch is not *done*, because a sink raised or because evidence that its rows were
+        delivered is missing. Return None if it is *done*."""
         ...
 
     def vouch(self) -> None:
@@ -99,11 +99,11 @@ def _always_work(error: BaseException) -> Blame:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything outside that a run uses. ``connect(spark)`` makes the client, and ``frame(spark, plan)`` a batch's
-    DataFrame. ``parallelism(spark)`` returns the number of tasks that run at once, ``blame(error)`` what is at fault.
-    ``watch`` begins to watch for outcomes. ``check()`` is called before outcomes are taken, and raises when the run has
-    to end. ``clock``: monotonic seconds; ``wall``: Unix seconds; ``draw``: uniform in [0, 1); ``draw_base``: base of a
-    session."""
+    """The outside world of a run. ``connect(spark)`` makes the client, and ``frame(spark, plan)`` a batch's DataFrame.
+    ``parallelism(spark)`` returns the number of tasks that run at once, ``blame(error)`` the cause of a failure.
+    ``watch(client)`` begins to watch for outcomes. ``check()`` is called before outcomes are taken, and raises when the
+    run has to end. ``clock``: monotonic seconds; ``wall``: Unix seconds; ``draw``: uniform in [0, 1); ``draw_base``:
+    base of a session."""
 
     connect: Callable[[Any], AckerClient]
     frame: Callable[[Any, FramePlan], BatchFrame]

@@ -17,8 +17,8 @@ _UNNAMED = {"environment"}
 
 
 def options_of(constructor: Callable[..., Any], given: CommonOptions) -> Options:
-    """Check and return the common options that ``constructor`` was given. Raises ``TypeError`` for an option that does
-    not exist, with the nearest one, or for a missing name; ``ValueError`` like ``Options``."""
+    """Check and return the common options that ``constructor`` was given. Raises ``TypeError`` for a missing name, or
+    for an option that does not exist (the error names the nearest one). Raises ``ValueError`` as ``Options`` does."""
     name = constructor.__name__
     own = [each.name for each in signature(constructor).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     known = [*own, *(option for option in CommonOptions.__annotations__ if option not in _UNNAMED)]

@@ -29,8 +29,8 @@ class CommonOptions(TypedDict, total=False):
 
     ``name``: the source's name in logs, metrics, checkpoint and dead letters. ``checkpoint``: a file (or
     ``CheckpointStore``) that holds which records are done; without one every start reads everything. ``dead_letters``:
-    a file of JSON lines for records without retries left (see ``retry``), a ``DeadLetterStore``, or a function of a
-    list of ``DeadLetter`` that has made them durable when it returns. Without it, such a record ends the run.
+    a file of JSON lines for records without retries left (see ``retry``), a ``DeadLetterStore``, or a function that
+    takes a list of ``DeadLetter`` and returns once they are durable. Without it, such a record ends the run.
     ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, because something is wrong
     with the job rather than with the records; 1 never stops it.
 
@@ -41,13 +41,13 @@ class CommonOptions(TypedDict, total=False):
     ``checkpoint`` must then be a ``SharedCheckpointStore``.
 
     ``held``: False for records whose trees outlive their batch, such as those that ``hand_on`` gives to another job.
-    Each record is ACKED as soon as everything derived from it is done, even long after its batch was settled. Otherwise
-    it is replayed ``message_timeout_s`` after it was read, which must be given then.
+    Each record is ACKED as soon as everything derived from it is done, even long after its batch was settled. A record
+    that is not ACKED within ``message_timeout_s`` after it was read is replayed. ``held=False`` needs this option.
 
-    ``batch_records``: most records in a batch. ``max_uncommitted``: most records that may be read and not done
-    (default: ten batches). ``max_uncommitted_per_partition``: a partition with that many is paused while others are
-    read; ``max_uncommitted`` has no default then. The limits do not hold back replays. ``partitions``: number of tasks
-    that read a batch (default: as many as Spark runs at once). ``listener`` gets callbacks about records.
+    ``batch_records``: maximum size of a batch. ``max_uncommitted``: maximum number of records that are read and not yet
+    done (default: ten batches). ``max_uncommitted_per_partition``: a partition with that many is paused while others
+    are read; ``max_uncommitted`` then has no default. The limits do not hold back replays. ``partitions``: number of
+    tasks that read a batch (default: as many as Spark runs at once). ``listener`` gets callbacks about records.
     ``deadline_s``: the last resort, after which a batch without a server's answer is LOST and replayed. ``lease_s``:
     time after a driver's death until the server drops its pending records. ``environment``: replaces Spark, server and
     clock in tests.
@@ -98,8 +98,7 @@ class Options:
 
     @classmethod
     def of(cls, given: CommonOptions) -> Options:
-        """Check ``given``. Raises ``ValueError``, or ``TypeError`` for an unknown option, with the option and the
-        fix."""
+        """Check ``given``. Raises ``TypeError`` for an unknown option, ``ValueError`` for a bad value."""
         options: dict[str, Any] = dict(given)
         unknown = sorted(set(options) - set(CommonOptions.__annotations__))
         if unknown:
@@ -148,8 +147,8 @@ class Options:
 
     @property
     def open_max(self) -> int:
-        """Most records that may be read and not done. The default of ten batches lets reading continue while some
-        records wait for their replay. Unlimited if each partition has its own limit."""
+        """Maximum number of records that are read and not yet done. The default of ten batches lets reading continue
+        while some records wait for their replay. Unlimited if each partition has its own limit."""
         if self.max_uncommitted is not None:
             return self.max_uncommitted
         return 10 * self.batch_records if self.max_uncommitted_per_partition is None else UNLIMITED

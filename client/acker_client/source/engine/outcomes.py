@@ -28,7 +28,7 @@ from acker_protocol.ids import Column
 
 log = logging.getLogger("acker_client.source")
 
-# Longest wait for one outcome, so that the run looks at its group and its replays meanwhile.
+# Longest wait for one outcome. Between two waits the run checks its group and its replays.
 LOOK_S = 1.0
 
 
@@ -107,9 +107,9 @@ class RunOutcomes:
         self._follow(self._in_flight.lose(start, stop, why, now, is_broken=batch.is_broken), batch)
 
     def lose_silent(self, start: int, stop: int, now: float) -> None:
-        """Give LOST to the emissions ``start <= number < stop`` that have no outcome, after their batch. A record that
-        the input knows not to exist counts as done instead."""
-        # Servers report records that were not found by read tasks for held batches only.
+        """Give LOST to the emissions ``start <= number < stop`` that have no outcome after the end of their batch. If
+        the input knows that a record does not exist, the record counts as done instead."""
+        # Read tasks may find fewer records than planned. Only for held batches do servers report these.
         records, roots = self._in_flight.tracker.pending_among(start, stop)
         is_missing = ~np.array(self._lookup.are_there(records), np.bool_)
         if is_missing.any():
@@ -117,8 +117,8 @@ class RunOutcomes:
         self._follow(self._in_flight.lose(start, stop, "no server has reported an outcome", now), None)
 
     def isolate_records(self, batch: Batch, why: str, now: float, *, is_last: bool) -> None:
-        """Schedule the records of a batch that failed as a whole in smaller pieces, and give up those that have spent
-        their retries. ``is_last``: the run ends, so no retry is announced."""
+        """Schedule retries in smaller pieces for the records of a batch that failed as a whole. Give up records that
+        have spent their retries. ``is_last``: the run ends, so no retry is announced."""
         broken = Failures.merged(batch.broken, why)
         spent = self._in_flight.isolate(broken, batch.depth, now) if self._options.guarantee.retries else broken
         retried = broken.without(spent.records)
@@ -136,7 +136,7 @@ class RunOutcomes:
         self._fail_upstream(spent)
         self._options.listener.on_dead_letter(self._emissions_of(spent), spent)
 
-    # -- what follows
+    # -- effects of outcomes
 
     def _follow(self, effects: Effects, batch: Batch | None) -> None:
         listener = self._options.listener
@@ -155,7 +155,7 @@ class RunOutcomes:
         self._give_up(effects.spent)
 
     def _end_absent(self, roots: Column) -> None:
-        """Count records as done that do not exist: a read task covered and never initialised them."""
+        """Count records that do not exist as done: a read task has covered their numbers and found no such record."""
         absent = self._in_flight.end_absent(roots)
         log.debug("%d records do not exist", len(absent.records))
         self._ack_upstream(absent.records)
@@ -172,13 +172,13 @@ class RunOutcomes:
             self._dead_lettering.queue(spent)
 
     def _ack_upstream(self, records: RecordNumbers) -> None:
-        """Ack the anchors that done ``records`` came with, at the servers of the job that handed them on."""
+        """Ack the anchors that came with ``records``, which are done, at the servers of the job that handed them on."""
         if self._upstream is not None and len(records):
             taken_up = self._lookup.taken_up(np.sort(records))
             self._upstream.ack_anchors(each for handed in taken_up for each in handed)
 
     def _fail_upstream(self, spent: Failures) -> None:
-        """Fail the anchors that given-up records came with; the job that handed them on may try again."""
+        """Fail the anchors that came with records that were given up. The job that handed them on may retry."""
         if self._upstream is None or not len(spent):
             return
         taken_up = self._lookup.taken_up(spent.records)

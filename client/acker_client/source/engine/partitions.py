@@ -55,7 +55,7 @@ class Partitions:
 
     @property
     def is_read(self) -> bool:
-        """Whether the input has ended, so that nothing new will be planned unless more partitions are assigned."""
+        """Whether the input has ended. Then new records come only from partitions that are assigned later."""
         return self._is_read
 
     # -- opening and closing
@@ -113,8 +113,7 @@ class Partitions:
 
     def _count_as_done(self, parts: Sequence[Any], records: RecordNumbers) -> RecordNumbers:
         """Count planned records as done, as a source without retries does. With the guarantee at-most-once, commit them
-        before they are emitted. Returns those of ``records`` that may be emitted because their partition is still this
-        source's."""
+        before they are emitted. Returns the ``records`` that may be emitted: this source still owns their partition."""
         self._checkpointing.note_unsaved(part.partition for part in parts)
         if self._options.guarantee is Guarantee.AT_MOST_ONCE:
             fenced = self.commit()
@@ -140,8 +139,8 @@ class Partitions:
     # -- assigned, revoked, released, lost
 
     def follow_group(self) -> None:
-        """Do what the group asks for, between two batches: commit and release what it revokes, begin what it
-        assigns."""
+        """Apply the group's changes between two batches: drop lost partitions, commit and release revoked ones, and
+        begin assigned ones."""
         group = self._options.group
         if group is None:
             return
@@ -159,7 +158,7 @@ class Partitions:
             self._begin_partitions(handover.assigned)
 
     def _begin_partitions(self, partitions: Sequence[str]) -> None:
-        """Begin partitions from the checkpoint, and forget what this run knew about them."""
+        """Begin partitions from the checkpoint, and drop the run's earlier data about them."""
         self._drop_partitions(partitions)
         committed = self._checkpointing.load_assigned(partitions)
         self._begin_at(committed)

@@ -153,8 +153,8 @@ class Run:
         """Return the next batch, opened and ready to be worked on; None when every record has its answer, or the run
         was asked to stop.
 
-        Due replays come first, and new records fill the batch up unless the replays have to be alone: a batch of few
-        records costs Spark as much as a full one. Waits for the next replay when there is nothing else to do.
+        Due replays come first. New records fill the batch up, because a small batch costs Spark as much as a full one;
+        only replays after a failed batch stay alone. Waits for the next replay when there is nothing else to do.
         """
         while not self._is_stopping():
             self._outcomes.take_outcomes(0.0)

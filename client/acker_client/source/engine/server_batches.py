@@ -21,7 +21,7 @@ from acker_protocol.messages import Settlement
 log = logging.getLogger("acker_client.source")
 
 PAUSE_S = 1.0
-# Least time for the last attempt to open a batch.
+# Minimum time for the last attempt to open a batch.
 TRY_S = 1.0
 # Longest silence of the servers after which a batch is still settled in one try.
 SILENT_S = 10.0
@@ -81,7 +81,7 @@ class ServerBatches:
                 return True
 
     def settle_at_servers_once(self, number: int, settlement: Settlement) -> bool:
-        """Settle a batch in one try, or in none when the servers are silent. Returns whether it is settled."""
+        """Settle a batch with one try, or with none if the servers are silent. Returns whether it is settled."""
         try:
             if self._client.silent_for_s < SILENT_S:
                 self._client.settle(number, settlement)
@@ -95,13 +95,13 @@ class ServerBatches:
         return self.settle_at_servers_once(number, Settlement.ABANDON)
 
     def leave_out_servers(self, number: int, servers: frozenset[int]) -> None:
-        """Ignore the outcomes of a batch from servers that its tasks have reported without."""
+        """Ignore outcomes of a batch from ``servers``, because tasks of the batch did not report to them."""
         if servers:
             log.warning("batch %d: tasks went on without servers %s", number, ", ".join(map(str, sorted(servers))))
             self._client.leave_out(number, servers)
 
     def forget_batch(self, number: int) -> None:
-        """Ignore further outcomes of a batch, which has ended here."""
+        """Ignore further outcomes of a batch that has ended here."""
         with contextlib.suppress(AckerError):
             self._client.forget_batch(number)
 

@@ -1,7 +1,7 @@
 """Settling: the end of a batch, *done* or *abandon*, and what a failed batch costs its records.
 
-Decides whether a batch is *done* (from its evidence and errors), that every root of it has exactly one outcome
-afterwards, when failing batches stop the run, and when roots that outlive their batch are LOST.
+Decides from evidence and errors whether a batch is *done*, and gives each of its roots exactly one outcome. Also
+decides when failing batches stop the run, and when roots that outlive their batch are LOST.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Settling:
         self._batches = batches
         self._server_batches = server_batches
         # Settled batches that are not held, whose roots may still be pending: (time of the clock at which these are
-        # LOST, batch number, first emission, emission after the last). Not the batches, which would keep their frames.
+        # LOST, batch number, first emission, emission after the last). It keeps no batch, which would keep its frame.
         self._outlived: deque[tuple[float, int, int, int]] = deque()
         self._broken_in_a_row = 0
         self._was_without_evidence = False
 
     def settle_batch(self, batch: Batch, error: BaseException | None = None) -> None:
-        """End a batch: *done*, or *abandon* when its work failed: because of ``error``, an exception in a sink, or
-        missing evidence. Raises that failure when it is the program's own fault, which no retry would mend."""
+        """End a batch as *done*, or as *abandon* if its work failed (``error``, an exception in a sink, or missing
+        evidence). Raises the failure if the program is at fault, because then no retry helps."""
         self._outcomes.take_outcomes(0.0, batch)
         self._judge(batch, error)
         settlement = Settlement.DONE
@@ -77,9 +77,9 @@ class Settling:
         self._check_breaking(batch)
 
     def abandon_batch(self, batch: Batch) -> None:
-        """End the last batch of a loop that the user has left: *abandon*, unless ``batch.done()`` was called.
+        """End the last batch of a loop that the user has left, as *abandon* unless ``batch.done()`` was called.
 
-        Records that are not acked stay open. They pay no retry, because the reason for leaving is not known.
+        Records that are not acked stay open. This costs them no retry, because the reason for leaving is not known.
         """
         error = None if batch.is_done else SourceError("the loop over the batches was left before batch.done()")
         self._judge(batch, error)
@@ -103,7 +103,7 @@ class Settling:
         if batch.error is None:
             self._batches.keep_output()
         batch.unfinished_because = record.unfinished_because
-        # Must come before the settlement: afterwards every server's word on the batch counts.
+        # Must come before the settlement: afterwards the outcomes of all servers count.
         self._server_batches.leave_out_servers(batch.number, record.without)
         self._counts.short_of_replicas += bool(record.without)
 
@@ -146,7 +146,7 @@ class Settling:
         timeout_s = self._options.message_timeout_s
         if timeout_s is None:
             return False
-        # A server ends every root that it has initialised within the timeout, and is silent about the others.
+        # Within the timeout, a server ends each root that a task has initialised. It reports nothing about the others.
         until_s = self._environment.clock() + timeout_s + self._options.deadline_s
         self._outlived.append((until_s, batch.number, batch.emitted.start, batch.emitted.stop))
         self._outcomes.forget_batch(batch.number)

@@ -27,11 +27,11 @@ from acker_protocol.reports import fold_updates
 
 log = logging.getLogger("acker_client.source")
 
-# Most reports that wait for their servers. The oldest is dropped, and its roots time out.
+# Maximum number of waiting reports. Beyond it the oldest is dropped, and its roots time out.
 UNSENT_MAX = 1_000
 # Pause after a server has not answered.
 PAUSE_S = 10.0
-# Most log lines about unknown servers.
+# Maximum number of log lines about unknown servers.
 SAID_MAX = 10
 # Remembered acked anchors: at least this many, and at most twice as many.
 RECENT = 1_000_000
@@ -128,7 +128,7 @@ class UpstreamTrees:
         self._met |= {member.id: member for member in self._client.members()}
 
     def _pin(self, key: Key) -> Pin | None:
-        """Return a pin on those servers of ``key`` that this client has ever seen; None if it has seen none.
+        """Return a pin on the servers of ``key`` that this client has ever seen; None if it has seen none.
 
         The client leaves out servers that are gone for good.
         """

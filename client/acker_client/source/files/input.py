@@ -1,9 +1,9 @@
 """Lists the files of the input, and plans their lines. Runs in the driver.
 
-A file is a partition, and the position of a line is its index. Files are read in the order of the paths, each pattern
-sorted. Lines are cut into parts that executors can read. If files are followed, this module finds new ones, and
-recognizes a renamed file and reads it on. A file is read up to the size that it has when its turn comes. ``line_files``
-finds the lines inside a file.
+A file is a partition, and the position of a line is its index. Files are read in the order of the paths. The files of
+one pattern are sorted. Lines are cut into parts that executors can read. If files are followed, this module finds new
+files, and continues with a file that was renamed. A file is read up to the size that it has when its turn comes.
+``line_files`` finds the lines inside a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from acker_client.source.records.ranges import Ranges
 log = logging.getLogger("acker_client.source")
 
 PACKED = frozenset({".bz2", ".xz", ".zst", ".lz4", ".zip", ".tgz", ".tar", ".parquet", ".orc", ".avro"})
-# A listing may miss a file that is renamed meanwhile. A file counts as removed after this many listings without it.
+# A file that is renamed during a listing may be missing in it. It counts as removed after this many such listings.
 MISSING_MAX = 2
 
 
@@ -60,10 +60,10 @@ class Listing:
     def locate(
         self, path: str, shown: str, inode: int, fits: Callable[[str], bool], others: Container[int | None] = ()
     ) -> Found | None:
-        """Return where the file with ``inode``, which was at ``path``, is now; None if it is gone.
+        """Return the current location of the file with ``inode``, which was at ``path``; None if it is gone.
 
-        A file with the same beginning that has taken its path counts too, unless its inode is one of the known
-        ``others``. ``fits`` says whether the file at a path begins with what was read.
+        A new file at ``path`` counts as the same file if it begins with all that was read, unless its inode belongs to
+        one of the known ``others``. ``fits`` checks this beginning for a path.
         """
         here = self.by_path.get(path)
         paths = self.by_inode.get(inode, [])
@@ -103,7 +103,7 @@ class FileInput:
         self._block_bytes = block_bytes
         self._follow_s = follow_s
         self._clock = clock
-        # All files of which parts may exist, by partition, and those of them that may have more lines to plan.
+        # By partition: all files that may have parts, and the files among them that may have more lines to plan.
         self._files: dict[str, LineFile] = {}
         self._live: dict[str, LineFile] = {}
         self._missing: dict[str, int] = {}
@@ -179,9 +179,9 @@ class FileInput:
         return Listing.of(files, may_be_gone=self._is_followed)
 
     def _resume(self, partition: str, mark: FileMark, listing: Listing) -> Iterator[tuple[Found, LineFile]]:
-        """Yield the file of a mark, if it exists.
+        """Yield the file of a mark, if the file still exists.
 
-        Raises ``CheckpointError`` if it is not the file that was read, or was removed before it was done.
+        Raises ``CheckpointError`` for another file in its place, or if the file was removed before it was done.
         """
         here = listing.by_path.get(mark.path)
         if mark.inode is not None:
@@ -193,7 +193,7 @@ class FileInput:
                     f"{mark.path} was read to line {mark.lines} only, and is not among the files any more: bring it"
                     " back, or remove the checkpoint to read the input from its beginning"
                 )
-            # Nothing more of it is read. It keeps its partition name, so that no other file gets it.
+            # The file is read no more. It keeps its partition name, so that no other file gets this name.
             self._files[partition] = line_file(partition, Found(mark.path, mark.path), mark, mark.inode)
             return
         file = line_file(partition, Found(mark.path, here.shown), mark, None)

@@ -1,8 +1,8 @@
 """One file of the input, plain or gz: its lines, their positions, and its mark for the checkpoint.
 
 A plain file is recognized by its beginning and by the bytes before the end of its last finished line. A gz is
-recognized by its size, beginning and checksum. Lines are counted block by block, without Python code per line. A gz is
-unpacked to its end once before any of it is planned, so that nothing of a damaged gz is read.
+recognized by its size, beginning and checksum. Lines are counted block by block, without Python code per line. Before
+any line of a gz is planned, the gz is unpacked once to its end, so that no record comes from a damaged gz.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ FIX = "give new data a new file name, or remove the checkpoint to read the input
 class FileMark:
     """How far a file is done.
 
-    ``lines``: the lines of the finished prefix. ``complete``: whether that was the whole file. ``digest`` recognizes
-    the file. ``path``, ``inode``: location and identity of a file that may be renamed. ``is_renamed``: it was renamed.
+    ``lines``: the number of lines in the finished prefix. ``complete``: whether that was the whole file. ``digest``
+    recognizes the file. ``path``, ``inode``: location and identity of a file that may be renamed. ``is_renamed``: it
+    was renamed.
 
-    For a plain file, ``bytes``: the bytes of the prefix. ``reach``: the end of the last finished line, which is line
-    ``reach_lines``. ``total``: the number of lines of a gz; None for a plain file.
+    For a plain file, ``bytes``: the length of the prefix; ``reach``: the byte at which the last finished line ends,
+    which is line ``reach_lines``. ``total``: the number of lines of a gz; None for a plain file.
     """
 
     path: str
@@ -116,11 +117,11 @@ class LineFile(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise ``CheckpointError`` if it is not the file that the checkpoint remembers."""
+        """Raise ``CheckpointError`` if this is not the file that the checkpoint describes."""
         ...
 
     def is_read(self) -> bool:
-        """Whether all lines that were there at the last ``blocks`` are planned."""
+        """Whether all lines that existed at the last call of ``blocks`` are planned."""
         ...
 
     def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
@@ -140,7 +141,7 @@ class LineFile(Protocol):
 
 
 def line_file(partition: str, found: Found, mark: FileMark | None, inode: int | None) -> LineFile:
-    """Return the file at ``found``. ``mark``: its mark in the checkpoint, if any. ``inode``: if it is followed."""
+    """Return the file at ``found``. ``mark``: its mark in the checkpoint, if any. ``inode``: None if not followed."""
     return (GzFile if is_gz(found.path) else PlainFile)(partition, found, mark, inode)
 
 
@@ -172,12 +173,12 @@ class _File:
 
 
 class PlainFile(_File):
-    """A plain file of lines. Keeps the positions of lines for which a mark may still be asked."""
+    """A plain file of lines. Keeps the positions of the lines that a later mark may need."""
 
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         super().__init__(partition, found, mark, inode)
         self.lines = mark.lines if mark and mark.complete else None
-        # Planned so far: lines and bytes. Then the file's size at the last call of ``blocks``.
+        # The number of lines and bytes planned so far, and the file's size at the last call of ``blocks``.
         self._line, self._byte = (mark.lines, mark.bytes) if mark else (0, 0)
         self._size: int | None = mark.bytes if mark and mark.complete else None
         self._known = {self._line: self._byte} | ({mark.reach_lines: mark.reach} if mark else {})
@@ -194,7 +195,7 @@ class PlainFile(_File):
             return False
 
     def check(self) -> None:
-        """Refuse also a file whose last line was read without its end and has been continued since."""
+        """Also refuse a file whose last line was read without a line feed and has grown since."""
         found, (reach, digest) = self.found, self._sealed
         size = _size_of(found)
         if size < reach:
@@ -243,8 +244,8 @@ class PlainFile(_File):
         self._parts.append(part)
 
     def forget_positions(self, done: Ranges) -> None:
-        """Forget positions of lines that no mark needs any more: all but those of the prefix and the reach."""
-        # Keep the part that ends at the prefix: it holds the position.
+        """Drop positions of lines that no mark needs any more. Marks need the ends of the prefix and of the reach."""
+        # Keep the part that ends at the prefix, because it knows that position.
         self._parts = [part for part in self._parts if part.stop >= done.prefix]
         self._known = {line: self._known[line] for line in (done.prefix, done.reach) if line in self._known}
 
@@ -255,7 +256,7 @@ class PlainFile(_File):
         return {"bytes": at, "complete": is_complete, "reach": reach, "digest": digest, **self._location()}
 
     def _check_not_truncated(self, file: BinaryIO, size: int) -> None:
-        """Raise ``InputChanged`` if a followed file did more than grow behind the lines that were read.
+        """Raise ``InputChanged`` if a followed file changed in any way other than by new lines at its end.
 
         A file of the same size may have been rewritten, so its digest is checked too.
         """
@@ -273,7 +274,7 @@ class PlainFile(_File):
             )
 
     def _byte_of(self, line: int) -> int:
-        """Return the byte at which the line with index ``line`` begins, or the line before it ends."""
+        """Return the byte at which the line with index ``line`` begins. This is also the end of the line before it."""
         byte = self._known.get(line)
         if byte is None:
             byte = self._known[line] = self._byte_of_line(line)
@@ -297,7 +298,7 @@ class PlainFile(_File):
 
 
 class GzFile(_File):
-    """A gz of lines. It is read completely or not at all: a damaged or unfinished gz fails the check of ``_count``."""
+    """A gz of lines. It is read completely or not at all: ``_count_lines`` refuses a damaged or unfinished gz."""
 
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         super().__init__(partition, found, mark, inode)
@@ -355,8 +356,8 @@ class GzFile(_File):
     def _count_lines(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
         """Unpack the whole file once to count its lines. Raises ``Damaged``.
 
-        Returns where to begin: an entry point, a byte of the content at or before the first line that is not planned,
-        and the number of lines that end before that byte.
+        Returns where to begin: the entry point, a byte of the content that is not behind the first unplanned line, and
+        the number of lines that end before that byte.
         """
         self._digest = digest_of(file)
         stream, lines, content = Unpacked(file, EntryPoint()), 0, b""
@@ -435,7 +436,7 @@ def _digest_of_gz(found: Found, inode: int | None) -> str:
 def _read_block(file: BinaryIO, start: int, size: int, block_bytes: int, *, is_closed: bool) -> tuple[Positions, int]:
     """Return (the first bytes of the lines that end in the next block, the end of the last of them).
 
-    Returns a line that is longer than a block alone. ``is_closed``: a last line without a line feed counts.
+    A line that is longer than a block is returned alone. ``is_closed``: a last line without a line feed counts.
     """
     file.seek(start)
     content = file.read(min(block_bytes, size - start))
@@ -459,7 +460,7 @@ def _end_of_line(file: BinaryIO, size: int, block_bytes: int) -> int | None:
 
 
 def _byte_of(part: LinePart, line: int) -> int:
-    """Return the byte at which the line with index ``line`` begins: a line of the part, or the line behind it."""
+    """Return the byte at which line ``line`` begins. It is a line of the part, or the first line after the part."""
     if line in (part.start, part.stop):
         return part.first_byte if line == part.start else part.stop_byte
     starts, _ = find_lines(read_content(part, part.first_byte, part.stop_byte))

@@ -1,7 +1,7 @@
 """Connects a run to the user's persisted DataFrame and, in foreachBatch, to its streaming query.
 
-Plans a batch of the frame's rows. Turns the errors of a frame that Spark recomputed differently into one clear error. A
-stopped query ends the run at the next check. Imports Spark only when a run begins.
+Plans a batch of the frame's rows. If Spark recomputed the frame and got other rows, turns the resulting errors into one
+clear error. A stopped query ends the run at the next check. Imports Spark only when a run begins.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class PersistedFrame:
         return self._persisted.schema
 
     def read_rows(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
-        """Implement ``PersistedRows.read_rows``."""
         from acker_client.spark.operators.read_frame import rows_of_persisted
 
         try:
@@ -73,7 +72,7 @@ class PersistedFrame:
 
 
 def changed(error: BaseException) -> InputChanged | None:
-    """Return the error to raise if Spark's ``error`` means that it recomputed the frame differently; else None."""
+    """Return the error to raise if ``error`` means that Spark recomputed the frame and got other rows; else None."""
     from acker_client.spark.commit_evidence.blame import other_rows
 
     message = other_rows(error)
@@ -83,7 +82,7 @@ def changed(error: BaseException) -> InputChanged | None:
 class StreamingQuery:
     """The streaming query whose foreachBatch runs in this thread. ``df``: the micro-batch.
 
-    Outside of foreachBatch it is never stopped.
+    Outside of foreachBatch, ``check`` never raises.
     """
 
     def __init__(self, df: Any) -> None:
@@ -99,15 +98,14 @@ class StreamingQuery:
     def check(self) -> None:
         """Raise ``QueryStopped`` if the query was stopped. A return would tell Spark that the micro-batch is done."""
         if self._query.is_stopped:
-            # ``from None`` keeps the error text short. Spark searches the text with a regular expression for
-            # interruptions, and a long text, as of an interrupted job, overflows its stack.
+            # ``from None`` keeps the error text short. Spark searches it for interruptions with a regular expression,
+            # which overflows the stack on a text as long as that of an interrupted job.
             raise QueryStopped(
                 f"{self._query} was stopped before every row of its micro-batch had its answer; nothing is lost: the"
                 " next start of the query gets this micro-batch again"
             ) from None
 
     def end_micro_batch(self) -> None:
-        """End the work on the micro-batch."""
         self._query.restore()
 
     def sleep(self, seconds: float) -> None:

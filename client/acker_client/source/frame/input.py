@@ -1,8 +1,8 @@
-"""Rows of a user's own DataFrame as an input. Its partitions are those of the frame; a position is a row in one.
+"""Rows of a user's own DataFrame as an input. The partitions are Spark's; a position is the index of a row in one.
 
 Decides which rows come next (some of each partition, so that a batch keeps all tasks busy) and how a row is named (by
-its key, otherwise by partition and row). Checks that a checkpoint belongs to the same frame. Only Spark reads the rows:
-a slice lists them, and ``PersistedRows`` gives this module access.
+its key, otherwise by partition and row). Checks that a checkpoint belongs to the same frame. A slice only lists rows.
+Spark reads them, and this module gets at values through ``PersistedRows``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FramePart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameSlice:
-    """Numbers ``start`` up to ``stop`` of a batch, for ``rows`` of one partition (int64, ascending)."""
+    """``rows`` of one partition (int64, ascending). In the batch they have the numbers ``start`` up to ``stop``."""
 
     start: int
     stop: int
@@ -81,7 +81,7 @@ class FrameInput:
         total = sum(left.values())
         room, parts = min(records_max, total), []
         for name, rows in left.items():
-            # Computes each share from what is left, so that rounding loses nothing.
+            # Compute each share from the rows and the room that are left, so that rounding loses nothing.
             share = min(rows, -(-rows * room // total)) if total else 0
             total, room = total - rows, room - share
             if share:

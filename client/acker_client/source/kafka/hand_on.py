@@ -26,10 +26,10 @@ def hand_on(
     """Return a sink that writes each row to ``topic`` and hands its tree on: ``hand_on("orders", ...)(batch.df)``.
 
     The row is ACKED when the source that reads the topic, ``Kafka(..., acks_upstream=True)``, has ACKED the message. It
-    fails when that source gives the message up. It is replayed if neither happens within the ``message_timeout_s`` of
-    its own source, which needs ``held=False``. A message may be written more than once. ``key``, ``value``: columns of
-    type string or binary. ``config``: settings of librdkafka. ``timeout_s``: how long to wait for brokers before the
-    task fails. Needs the extra ``kafka``.
+    fails when that source gives the message up. If neither happens within ``message_timeout_s``, the row is replayed.
+    Set this option and ``held=False`` on the source of the row. A message may be written more than once. ``key``,
+    ``value``: columns of type string or binary. ``config``: settings of librdkafka. ``timeout_s``: how long to wait for
+    brokers before the task fails. Needs the extra ``kafka``.
     """
     library()
     if not isinstance(topic, str) or not topic:

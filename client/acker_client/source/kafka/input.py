@@ -1,9 +1,9 @@
 """Lists the partitions of topics, and plans the next offsets. Runs in the driver.
 
 A partition is named ``topic/0``, and a position is an offset. Decides where a partition begins (the checkpoint, the
-group's commit, ``first_poll``), how a batch is shared among partitions, and when a log that is shorter than what was
-read of it is an error. Commits to Kafka the finished prefix, and never more. A plan is empty while no broker answers.
-Imports neither grpc nor pyspark.
+group's commit, ``first_poll``), how a batch is shared among partitions, and when it is an error that a log ends before
+offsets that were read. Commits only the finished prefix to Kafka. A plan is empty while no broker answers. Imports
+neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class KafkaOptions:
 class TopicLog:
     """One partition in the driver.
 
-    ``next``: the next offset to plan. ``end``: the end of the log by the last answer. ``stop``: where this source ends,
-    if it does. ``short_since_s``: since when the log has been shorter than what was read of it. ``missing_since_s``:
+    ``next``: the next offset to plan. ``end``: the end of the log by the last answer. ``stop``: the offset at which
+    this source ends, if it ends. ``short_since_s``: since when the log has ended before ``next``. ``missing_since_s``:
     since when its topic has not been listed.
     """
 
@@ -178,7 +178,7 @@ class KafkaInput:
         self._answered_s = self._clock()
         self._note_reachable("")
         logs = list(self._logs.items())
-        # Each plan begins with another partition, so that all get a turn if there are more of them than records.
+        # Each plan begins with another partition. So each gets a turn if there are more partitions than records.
         self._turn = (self._turn + 1) % max(1, len(logs))
         backlogs = [0 if at.name in self._paused else each.backlog for at, each in logs]
         shares = shared_out(backlogs[self._turn :] + backlogs[: self._turn], records_max)
@@ -239,7 +239,7 @@ class KafkaInput:
 
     @property
     def _is_over(self) -> bool:
-        """Whether all is planned up to where this source ends. False for a group member without partitions yet."""
+        """Whether each partition is planned up to its ``stop``. False for a group member that has no partition yet."""
         return all(each.is_over for each in self._logs.values()) and bool(self._logs or not self._is_shared)
 
     @property
@@ -263,7 +263,7 @@ class KafkaInput:
         return [At(topic, number) for topic, count in found.items() for number in range(count)]
 
     def _update_logs(self) -> list[At]:
-        """Add new partitions when that is due, and update the ends of all logs. Returns the deleted partitions."""
+        """Look for new partitions if that is due, and update the ends of all logs. Returns the deleted partitions."""
         now_s, gone = self._clock(), list[At]()
         is_due = now_s >= self._refresh_due_s or not self._has_begun
         if is_due and not self._is_shared:
@@ -318,7 +318,7 @@ class KafkaInput:
             raise InputChanged(ends_before(at, each.next, end))
 
     def _admit(self, committed: Mapping[At, Committed]) -> None:
-        """Begin to plan partitions, each from where it is done."""
+        """Add partitions to the plan, each from the offset at which it goes on."""
         if not committed:
             return
         there = set(self._find_partitions())
@@ -362,18 +362,18 @@ class KafkaInput:
         log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
 
     def _is_new(self, at: At, known: set[str]) -> bool:
-        """Whether a partition was added while its topic was being read. None of its records may then be left out."""
+        """Whether a partition was added while its topic was being read. It is then read from its first record."""
         return at.topic in known or (self._has_begun and not self._is_shared)
 
     def _firsts(self, partitions: Sequence[At], low: Mapping[At, int], high: Mapping[At, int]) -> Mapping[At, int]:
-        """Return the first offsets, by ``first_poll``, of partitions of which nothing is known."""
+        """Return the first offsets of ``partitions`` according to ``first_poll``."""
         if isinstance(self.options.first_poll, datetime):
             return self._connected.offsets(partitions, milliseconds(self.options.first_poll))
         ends = high if self.options.first_poll.endswith("latest") else low
         return {at: ends[at] for at in partitions}
 
     def _first(self, at: At, committed: Committed, commit: CommittedOffset | None, is_own: bool, first: int) -> int:
-        """Return where a partition goes on: behind what this source has done, otherwise according to ``first_poll``."""
+        """Return the offset to go on from: after the records that this source has done, else as ``first_poll`` says."""
         prefix = committed.done.prefix
         if commit is not None and is_own:
             if 0 < prefix < commit.offset:
@@ -399,7 +399,7 @@ class KafkaInput:
         return metadata is not None and metadata.source == self.options.source
 
     def _commit_now(self, done: Mapping[At, Ranges]) -> None:
-        """Commit at once where partitions begin, so that a restart before the first finished batch begins there too."""
+        """Commit first offsets at once, so that a restart before the first finished batch begins at the same ones."""
         if done:
             self._connected.commit({at: self._commit_of(ranges) for at, ranges in done.items()})
             self._connected.confirm(PLAN_S)
@@ -417,7 +417,7 @@ class KafkaInput:
     def _wait_out(self, error: SourceError) -> None:
         """Raise ``error`` unless waiting may help.
 
-        Waits for brokers that do not answer. Other errors may come from a broker that has just started, so they are
+        An unreachable broker may come back. Other errors may come from a broker that has just started, so they are
         raised only if they persist.
         """
         now_s = self._clock()
@@ -442,7 +442,7 @@ class KafkaInput:
 def shared_out(backlogs: Sequence[int], records_max: int) -> list[int]:
     """Return how many records of each partition come next, at most ``records_max`` in total.
 
-    All partitions get the same share, as far as they have records. The remainder of the division goes to the first.
+    All partitions with enough records get the same share. The remainder of the division goes to the first ones.
     """
     level, left, deeper = 0, records_max, sorted(backlog for backlog in backlogs if backlog > 0)
     while deeper and left >= len(deeper):

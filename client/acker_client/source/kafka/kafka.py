@@ -29,19 +29,19 @@ class Kafka(Source):
     ``bootstrap_servers``: "host:port", or several. ``group_id`` (default: the source's name): the consumer group under
     which offsets are committed to Kafka, so that tools see the lag. The source does not join the group.
 
-    ``first_poll``: where to begin in a partition of which nothing is done. "earliest" and "latest" go on from a
+    ``first_poll``: where to begin in a partition without done records. "earliest" and "latest" go on from a
     committed offset only if this source committed it. "uncommitted_earliest" and "uncommitted_latest" go on from any
     committed offset. A ``datetime`` begins at the first record of that time. ``null_values``: "emit" or "skip" records
-    without a value. ``stop``: "end" ends the run at the records that exist when it starts; None follows for ever.
+    without a value. ``stop``: "end" ends the run after the records that exist when it starts; None never ends.
 
     ``acks_upstream``: a record that another job has handed on (see ``hand_on``) is acked there once it is ACKED here,
     and fails there when it is given up here. For this the driver reads its headers again. Both jobs need the same acker
     servers. ``timeout_s``: how long to wait for a broker. ``config``: settings of librdkafka (TLS, SASL and so on).
 
-    ``checkpoint`` may be "kafka": the group's offsets then say what is done, and their metadata holds records that are
-    done beyond them, as far as these fit. Without a checkpoint a start also goes on from what this source has
-    committed, and reads again what was done beyond it. With ``guarantee="at_most_once"`` the default is "kafka". Other
-    ``options``: see ``CommonOptions``.
+    ``checkpoint`` may be "kafka". Records below the group's offsets are then done. The metadata of an offset holds the
+    done records beyond it, as many as fit. Without a checkpoint, a start also goes on from the offsets that this source
+    has committed, and reads done records beyond them again. With ``guarantee="at_most_once"`` the default is "kafka".
+    Other ``options``: see ``CommonOptions``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Kafka(Source):
         if is_in_kafka:
             options["checkpoint"] = None
         super().__init__(options_of(Kafka, options))
-        # A start always goes on from the committed offsets. At most once needs the commit before anything is emitted.
+        # A start always goes on from the committed offsets. At-most-once has to commit before it emits records.
         is_early = self.options.guarantee is Guarantee.AT_MOST_ONCE
         is_in_kafka = is_in_kafka or (is_early and self.options.checkpoint is None)
         wanted = Topics.of(topics, pattern)

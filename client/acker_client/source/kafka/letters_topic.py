@@ -1,6 +1,6 @@
 """Dead letters in a Kafka topic. All in-sync replicas have a letter before its record counts as done.
 
-A message is the line of JSON that a file of dead letters would hold. Its key is the origin of the record. A source that
+A message is the same line of JSON as in a file of dead letters. Its key is the origin of the record. A source that
 dies right after a write may write the same letters again, so a letter is written at least once.
 """
 
@@ -16,7 +16,7 @@ from acker_client.source.kafka.connection import TopicWriter, library
 from acker_client.source.kafka.names import KafkaConnection
 from acker_client.source.records.dead_letter import DeadLetter
 
-# The default of message.max.bytes, and the part of a message that is not its key or value.
+# The default of message.max.bytes, and the room for all parts of a message other than its key and value.
 MESSAGE_BYTES_MAX = 1_000_000
 AROUND_BYTES = 1024
 # The origin contains the record's own key, which may be as large as a message.
@@ -58,7 +58,7 @@ class KafkaTopic:
         try:
             self._open_writer().write(self.topic, (self._message(letter) for letter in letters))
         except SourceError as error:
-            # A producer that was made to drop messages may drop the next ones too, so use a new one.
+            # After a failed write the producer drops its messages, and may drop the next ones too. Use a new one.
             self._writer = None
             raise SourceError(
                 f"dead letters cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"

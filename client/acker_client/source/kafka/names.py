@@ -1,7 +1,7 @@
 """The user's options for brokers, topics and settings, with their checks, and the names of partitions. Pure.
 
-Decides which settings of librdkafka only the source may set, and which topics are meant. A partition's name is
-``topic/0``; topic names contain no slash.
+Decides which settings of librdkafka only the source may set, and which topics the user's options select. A partition's
+name is ``topic/0``; topic names contain no slash.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The metadata that a source writes beside a committed offset, and who owns a commit. Pure.
+"""The metadata that a source writes beside a committed offset. It also says which source made the commit. Pure.
 
-The text is JSON: version, source, writer, what is done beyond the offset, and a checksum that includes the offset. To
-shorten the text, the highest done ranges are left out. The offset is always right. A commit with other metadata belongs
-to another program.
+The text is JSON: version, source, writer, the ranges that are done beyond the offset, and a checksum that includes the
+offset. The highest ranges are left out if the text would be too long. The offset is always right. A commit with other
+metadata belongs to another program.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class NewerVersion(ValueError):
 class CommitMetadata:
     """The content of the metadata.
 
-    ``source``: the name of the source that committed. ``by``: its host and process. ``done``: the prefix, which is the
-    offset, and what is done beyond it. ``answered``: the number of answered records.
+    ``source``: the name of the source that committed. ``by``: its host and process. ``done``: the prefix up to the
+    offset, and the ranges that are done beyond it. ``answered``: the number of answered records.
     """
 
     source: str

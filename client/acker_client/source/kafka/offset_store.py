@@ -1,7 +1,7 @@
 """A checkpoint in the offsets that a consumer group has committed to Kafka.
 
-The offset is always the end of the finished prefix. What is done beyond it is in the metadata, as far as it fits; a
-restart reads the rest again. Offsets of other writers are ignored.
+The offset is always the end of the finished prefix. The metadata holds the ranges that are done beyond it, as many as
+fit. A restart reads the rest again. Offsets of other writers are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from acker_client.source.records.ranges import Ranges
 
 log = logging.getLogger("acker_client.source.kafka")
 
-# The text of a broker's error for metadata that is too large, and a size that every broker accepts.
+# A broker's error text for metadata that is too large, and a size that every broker accepts.
 TOO_LARGE = "metadata string too large"
 METADATA_BYTES_MIN = 256
 
@@ -52,7 +52,6 @@ class KafkaOffsets:
 
     @classmethod
     def of(cls, topics: Topics, connection: KafkaConnection) -> Self:
-        """Make the store from the options of a source."""
         return cls(
             topics.names or None,
             pattern=topics.pattern or None,

@@ -1,8 +1,8 @@
 """Reads ranges of offsets in executors, as Arrow columns.
 
-A position is an offset. A missing offset (compacted away, or a transaction marker) is left out. Planned offsets that
-retention has deleted are left out too, and logged as lost. Offsets that are far apart are read separately. Needs
-confluent-kafka, pyarrow and numpy; imports neither grpc nor pyspark.
+A position is an offset. An offset without a record (compacted away, or a transaction marker) is left out. Planned
+offsets that retention has deleted are left out too, and logged as lost. Offsets that are far apart are read separately.
+Needs confluent-kafka, pyarrow and numpy; imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class KafkaPart:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSlice:
-    """Numbers ``start`` up to ``stop`` of a batch: the ``chosen`` offsets, in order.
+    """The ``chosen`` offsets, in order. In the batch they have the numbers ``start`` up to ``stop``.
 
     ``skips_null``: a record without a value is left out.
     """
@@ -89,7 +89,7 @@ class KafkaSlice:
 
 
 def read_chosen(reader: Reader, chosen: Chosen[KafkaPart]) -> Iterator[tuple[Positions, Fetched]]:
-    """Yield the chosen messages that exist, ascending: n indices into ``chosen`` (int64[n]), with n messages."""
+    """Yield pairs of n indices into ``chosen`` (int64[n]) and n messages, ascending, for the messages that exist."""
     part, positions = chosen.part, chosen.positions
     breaks = np.flatnonzero(np.diff(positions) > APART) + 1
     for stretch in np.split(positions, breaks):
@@ -120,7 +120,7 @@ def columns_of(part: KafkaPart, fetched: Fetched) -> pa.RecordBatch:
 
 
 def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
-    """Read records again. Returns topic, partition, offset, the key if there is one, and the value's bytes."""
+    """Read records again, and return their origin (topic, partition, offset, and the key if any) and value (bytes)."""
     part = chosen.part
     found: dict[int, tuple[bytes | None, bytes | None]] = {}
     try:

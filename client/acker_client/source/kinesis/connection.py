@@ -1,6 +1,6 @@
 """The only access to boto3. Decides what each answer and each error of AWS means to an input.
 
-Four kinds of errors can be handled: ``Throttled`` (try again later), ``Unanswered`` (try again later, but not for
+An input can handle four kinds of errors: ``Throttled`` (try again later), ``Unanswered`` (try again later, but not for
 ever), ``Expired`` (get a new iterator) and ``NotThere`` (the sequence number or the shard does not exist). All others
 become a ``SourceError`` that says what to do. Each call is tried once; the input decides when to try again. boto3 is
 imported when a stream is opened.
@@ -131,7 +131,7 @@ class ReadAnswer:
     """The answer to a read.
 
     ``rows``: records in columns of ``RECORD``, in order. ``iterator``: for the next call; None at the end of a closed
-    shard. ``behind_ms``: 0 if the answer includes the newest record, or if nothing is left.
+    shard. ``behind_ms``: 0 if no newer record existed.
     """
 
     rows: pa.RecordBatch
@@ -284,7 +284,7 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def _clock_of(answer: Mapping[str, Any]) -> datetime:
-    """Return the time of an answer by the service's clock."""
+    """Return the service's time from an answer's header."""
     from email.utils import parsedate_to_datetime
 
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")

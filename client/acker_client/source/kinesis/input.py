@@ -2,8 +2,8 @@
 
 A shard is a partition. Shards are read round robin. A child shard begins when all records of its parents are done, so
 that no record of a key overtakes an older one. AWS allows five reads per second and shard; an empty shard is polled
-less often. This module decides also when the run waits for AWS and when it ends, and where ``stop="end"`` is. Records
-are read here, once, and held until they are done, up to a number of bytes.
+less often. This module also decides when to wait for AWS, when the run ends, and where the end is for ``stop="end"``.
+Each record is read once, here in the driver, and held until it is done. The held bytes are limited.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from acker_client.source.records.ranges import Ranges
 
 log = logging.getLogger("acker_client.source")
 
-# A plan goes on reading for up to this long while there are more records, so that batches are not too small.
+# A plan reads for up to this long while there are more records, so that batches are not too small.
 GATHER_S = 2.0
-# The most bytes of one plan. Small, because the records of a batch travel to its tasks inside Spark's plan.
+# Maximum size of one plan. Small, because the records of a batch travel to its tasks inside Spark's plan.
 PLAN_BYTES_MAX = 64 << 20
 Saved = Callable[[], Mapping[str, Committed]]
 
@@ -55,7 +55,7 @@ class StreamReading:
 
     ``first``: where to begin in a shard that no checkpoint contains. ``is_to_end``: stop once all existing records are
     read; otherwise follow the stream. ``refresh_s``: the interval between listings of shards. ``idle_s``: the interval
-    between polls of a shard without new records. ``held_bytes_max``: the most bytes of records that are not done.
+    between polls of a shard without new records. ``held_bytes_max``: maximum size of the records that are not done.
     """
 
     first: Begin = TRIM_HORIZON
@@ -255,11 +255,11 @@ class KinesisInput:
         return self._last_saved
 
     def _is_at_end(self, name: str, mark: ShardMark) -> bool:
-        """Whether no record follows those that are done by the mark."""
+        """Whether no record follows the records that the mark says are done."""
         if mark.end is not None:
             return True
         begin = mark.begin_or(self._lineage.first_of(name))
-        # The other source may have read newer records that are not in its checkpoint yet, so "latest" would miss them.
+        # The other source may have read new records without a checkpoint yet. "latest" would miss these records.
         begin = self._began if begin == LATEST else begin
         try:
             return self._is_nothing_behind(mark.skip, name, begin)
@@ -303,7 +303,7 @@ class KinesisInput:
         return parts
 
     def _due(self) -> list[ShardReading]:
-        """Return the shards that may be read now; the first is the one whose turn it is."""
+        """Return the shards that may be read now, beginning with the shard whose turn it is."""
         shards = list(self._shards.values())
         at = self._turn % len(shards) if shards else 0
         now = self._clock()
@@ -347,7 +347,7 @@ class KinesisInput:
         return taken
 
     def _schedule_next(self, shard: ShardReading, answer: ReadAnswer, asked: int) -> None:
-        """Set from an answer when the shard is read next, or that it has ended."""
+        """Set when to read the shard next, or note its end, depending on the last ``answer``."""
         is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked
         is_to_end = self._reading.is_to_end and self._given is None
         shard.is_behind = not is_newest
@@ -362,13 +362,13 @@ class KinesisInput:
             shard.is_caught_up = True
 
     def _ends(self, name: str, answer: ReadAnswer) -> bool:
-        """Whether an answer is the last of its shard: without iterator, or of a closed shard with nothing left."""
+        """Whether this is the last answer of its shard: it has no iterator, or the shard is closed and has no more."""
         return answer.iterator is None or (_is_nothing(answer) and self._lineage.is_closed(name))
 
     def _renew(self, shard: ShardReading) -> None:
-        """Replace an iterator, which expires after five minutes. The next one begins behind what was read.
+        """Drop an expired iterator (five minutes old). The next one begins after the last record that was read.
 
-        In a shard without records so far, an iterator at "latest" is replaced by one at the source's start time.
+        If no record was read yet, an iterator at "latest" is replaced by one at the source's start time.
         """
         shard.iterator = None
         if shard.begin == LATEST:
@@ -410,7 +410,7 @@ class KinesisInput:
 
     @property
     def _began(self) -> Begin:
-        """The time at which the source started, as a point in a shard."""
+        """The source's start time as a starting point in a shard."""
         return Begin.since(self._stream.now)
 
     @property
@@ -426,8 +426,8 @@ class KinesisInput:
 def _is_nothing(answer: ReadAnswer) -> bool:
     """Whether a shard has no more records for now.
 
-    A short answer is no proof: answers are limited in bytes too, and AWS measures in seconds how far a reader is
-    behind.
+    An answer with few records is no proof: answers are also limited in bytes, and AWS gives ``behind_ms`` in whole
+    seconds.
     """
     return answer.behind_ms == 0 and not answer.rows.num_rows
 

@@ -23,8 +23,8 @@ class Kinesis(Source):
     """Records of a Kinesis stream as a source, with rows of ``data binary, partition_key string, sequence_number
     string, shard string, arrival_timestamp timestamp``. Needs the extra `kinesis`.
 
-    ``stream``: its name, or its ARN. ``region``, ``endpoint_url``, ``session`` (a ``boto3.Session``): as for boto3,
-    which finds defaults for them. ``first_poll``: where to begin in a shard that the checkpoint does not contain:
+    ``stream``: its name, or its ARN. ``region``, ``endpoint_url``, ``session`` (a ``boto3.Session``): passed to boto3,
+    which has defaults for them. ``first_poll``: where to begin in a shard that the checkpoint does not contain:
     "trim_horizon" (the oldest record), "latest" (only records from now on), or a time (Unix seconds, or a datetime with
     a zone). ``stop``: "never" follows the stream. "end" ends the run when all existing records are done (but not in a
     group, where more shards may be assigned).

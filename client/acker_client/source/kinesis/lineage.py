@@ -17,7 +17,7 @@ class Lineage:
         self._at_start: frozenset[str] = frozenset()
 
     def list(self, shards: Iterable[ListedShard]) -> list[ListedShard]:
-        """Take over a new listing; return the shards that are new in it."""
+        """Replace the shards with a new listing, and return the shards that it adds."""
         before, self.shards = self.shards, {shard.name: shard for shard in shards}
         return [shard for name, shard in self.shards.items() if name not in before]
 

@@ -1,8 +1,8 @@
 """Records that the driver holds, and slices of them, which executors unpack. Decides the columns.
 
-The driver reads each record once. An account may read a shard five times and 2 MB a second, so a second reader of the
-same records would halve the throughput. And a record that is retried may have aged out of the stream meanwhile. Needs
-pyarrow and numpy; imports neither grpc, pyspark nor boto3.
+The driver reads each record once. AWS limits an account to five reads and 2 MB per second of a shard, so reading
+records twice would halve the throughput. Also, a record may age out of the stream before its retry. Needs pyarrow and
+numpy; imports neither grpc, pyspark nor boto3.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLUMNS = "data binary, partition_key string, sequence_number string, shard stri
 
 
 class Held:
-    """Records of one shard that were read together and are not done.
+    """Records of one shard that were read together and are not done yet.
 
     ``positions``: int64[n], ascending. ``rows``: n records.
     """
@@ -39,17 +39,16 @@ class Held:
         return int(self.rows.nbytes)
 
     def keep_rows(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Forget the records outside of ``mask``. Copies the others, so that the memory is freed."""
+        """Drop the records outside of ``mask``. Copies the others, so that the memory is freed."""
         if not mask.all():
             self.positions = self.positions[mask]
             self.rows = self.rows.take(pa.array(np.flatnonzero(mask)))
 
     def forget_done(self, done: Ranges) -> None:
-        """Forget the records that are done."""
         self.keep_rows(~done.contains(self.positions))
 
     def at(self, positions: Positions) -> pa.RecordBatch:
-        """Return the records at ``positions`` (int64[k], ascending). LookupError if one is done and forgotten."""
+        """Return the records at ``positions`` (int64[k], ascending). Raises LookupError if one was dropped."""
         rows = np.searchsorted(self.positions, positions)
         if not np.array_equal(self.positions[rows[rows < len(self.positions)]], positions):
             raise LookupError("these records are done and forgotten")

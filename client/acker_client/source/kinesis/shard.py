@@ -1,8 +1,8 @@
 """One shard: how far it is read, which records are held, and its mark in the checkpoint. Pure.
 
-A position is a record's index in the order of reading, counted from where reading began. Sequence numbers have 56
-digits, with gaps, and are compared for equality only. Reading on after one returns the same records in the same order,
-so a checkpoint needs only one sequence number to find all positions again, including those beyond holes.
+A position counts records in the order of reading, from the first record that was read. Sequence numbers have 56 digits,
+with gaps, and are compared for equality only. Reading from a sequence number always returns the same records in the
+same order. So a checkpoint needs only one sequence number to find all positions again, including those beyond holes.
 
 Records age out of a shard from its beginning. If the record at which the checkpoint goes on has aged out, the remaining
 records are read as new ones, from the first unused position on.
@@ -34,11 +34,12 @@ REMOVE = "give the source another checkpoint, or remove this one to begin anew"
 class ShardMark:
     """A shard's mark in the checkpoint.
 
-    ``at``: the sequence number of the first record that is not done, if it was read. Otherwise ``after``: that of the
-    last record that was read. ``end``: the number of positions of the shard, once it was read to its end.
+    ``at``: the sequence number of the first record that is not done, if that record was read. Otherwise ``after``: the
+    sequence number of the last record that was read. ``end``: the number of positions, once the shard was read to its
+    end.
 
-    Records beyond a hole may be done by an earlier run, and not be read again by this one yet. If the prefix reaches
-    them, ``at`` is the last record that was read, and ``skip`` is the number of records from there on that are done.
+    An earlier run may have done records that this run has not read again yet. If the prefix reaches these, ``at`` is
+    the last record that was read, and ``skip`` is the number of done records from ``at`` on.
     """
 
     at: str | None = None
@@ -79,11 +80,11 @@ class ShardReading:
     def __init__(self, name: str, first: Begin, committed: Committed, mark: ShardMark) -> None:
         self.name = name
         self.done = committed.done
-        # With "latest", position 0 stands for the point where reading began, and no record has it. As it is done at
-        # once, the checkpoint contains the shard as soon as a record was read, and a restart begins at the same point.
+        # With "latest", position 0 belongs to no record: it stands for the point where reading began. It is done at
+        # once. So the checkpoint contains the shard once a record was read, and a restart begins at the same point.
         if first == LATEST and not self.done.reach:
             self.done = Ranges.below(1)
-        # No part begins below what was committed.
+        # No part begins below the committed prefix.
         self._first = self.done.prefix
         self.next = self._first - mark.skip
         self.iterator: str | None = None
@@ -105,17 +106,17 @@ class ShardReading:
         return self._begin if self._last is None else Begin.after(self._last)
 
     def begin_at(self, begin: Begin) -> None:
-        """Change where to begin; only while nothing was read yet."""
+        """Change the starting point. Has no effect once a record was read."""
         self._begin = begin
 
     @property
     def has_begun(self) -> bool:
-        """Whether any record of it was read."""
+        """Whether any record of the shard was read in this run."""
         return self._last is not None
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was read to its end and all its records are done."""
+        """Whether the shard was read to its end and all its records are done."""
         return self.is_drained and self.done.prefix >= self.next
 
     @property
@@ -142,14 +143,14 @@ class ShardReading:
         return [RecordPart(self.name, start, self.next, held)]
 
     def note_end(self) -> None:
-        """Note that it was read to its end."""
+        """Note that the shard was read to its end."""
         if self.next < self.done.reach:
             self._skip_aged()
             self.done = Ranges.below(self.next)
         self.is_drained = True
 
     def age_out(self) -> None:
-        """Note that its remaining records have aged out of the stream."""
+        """Note that the remaining records of the shard have aged out of the stream."""
         if self.next < self.done.reach or self._mark.at is not None or self.has_begun:
             log.error(
                 "%s has aged out of the stream with records that were not done: they are lost; %s", self.name, KEEP
@@ -198,7 +199,7 @@ class ShardReading:
         self.next = max(self.next, self.done.reach)
 
     def _sequence_number_at(self, position: int) -> str | None:
-        """Return the sequence number of a record that is not done; None if it was not read yet."""
+        """Return the sequence number of the record at ``position``, which is not done; None if it was not read yet."""
         if position >= self.next:
             return None
         for held in self._held:

@@ -1,9 +1,9 @@
 """Lists Parquet files and counts their rows (in the driver), and reads the rows (in executors).
 
-A file is a partition, and the position of a row is its index in the file. A part is a row group, or as much of one as
-fits into a batch. A row with a value that does not fit its column is unreadable. A file must not change while it is
-read. It has changed since the checkpoint if its size, beginning or footer differs (the footer has sizes and statistics
-of every column). Needs pyarrow and numpy; imports neither grpc nor pyspark.
+A file is a partition, and the position of a row is its index in the file. A part is a row group, or as many of its rows
+as fit into a batch. A row with a value that does not fit its column is unreadable. A file must not change while it is
+read. It counts as changed if its size, beginning or footer differs (the footer has sizes and statistics of every
+column). Needs pyarrow and numpy; imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIX = "give new data a new file name, or remove the checkpoint to read the input
 
 
 class NoParquet(SourceError):
-    """A file is no Parquet, or is not complete yet."""
+    """The file is not a Parquet file, or is not complete yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RowPart:
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Numbers ``start`` to ``stop`` of a batch: the ``chosen`` rows, in order, in columns of ``schema``."""
+    """The ``chosen`` rows in columns of ``schema``, in order. They have the batch's numbers ``start`` to ``stop``."""
 
     start: int
     stop: int
@@ -104,7 +104,7 @@ class ParquetInput:
         self._follow_s = follow_s
         self._clock = clock
         self._listed_s = 0.0
-        # Size and time of change, by path: of files that are read, and of files that were no Parquet yet.
+        # (size, time of change) by path, for files that are read and for files that are not complete yet.
         self._stats: dict[str, tuple[int, int]] = {}
         self._unfinished: dict[str, tuple[int, int]] = {}
         self._files: list[Found] = []
@@ -143,7 +143,7 @@ class ParquetInput:
         return [original for each in chosen for original in _originals(each)]
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """Do nothing: nothing is kept of a part."""
+        """Do nothing: this input keeps no data of parts."""
 
     def mark(self, partition: str, done: Ranges) -> Mark:
         return {"rows": self._rows[partition], "digest": self._digests[partition]}
@@ -191,7 +191,7 @@ class ParquetInput:
         return part
 
     def _check_same(self) -> None:
-        """Raise ``InputChanged`` if a known file has changed: its new rows would never be read."""
+        """Raise ``InputChanged`` if a known file has changed, because its new rows would never be read."""
         for found in self._files:
             before = self._stats.get(found.path)
             with suppress(FileNotFoundError):
@@ -202,7 +202,7 @@ class ParquetInput:
                 self._stats[found.path] = now
 
     def _is_unfinished(self, found: Found) -> bool:
-        """Whether a file may still be written. Only if files are followed; the footer of a Parquet file comes last."""
+        """Whether a file may still be written: it has no footer yet. Always False if files are not followed."""
         if self._follow_s is None:
             return False
         before = self._unfinished.pop(found.path, None)
@@ -244,8 +244,8 @@ def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found
     """Return the files that ``paths`` name; see ``find_files``.
 
     A directory stands for the ``.parquet`` files in and below it, sorted. As in Spark, files and folders whose names
-    begin with ``_`` or ``.`` are left out. Raises ``SourceError`` also for a directory without such files, unless there
-    ``may_be_none`` yet.
+    begin with ``_`` or ``.`` are left out. Also raises ``SourceError`` for a directory without such files, unless
+    ``may_be_none``.
     """
 
     def in_directory(path: str) -> list[str]:
@@ -279,7 +279,7 @@ def open_parquet(path: str, shown: str) -> pq.ParquetFile:
 
 
 def digest_of(path: str, shown: str) -> str:
-    """Return a digest of a file's size, beginning and footer, which lists the position and length of every page."""
+    """Return a digest of a file's size, beginning and footer. The footer lists where each column's data are."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

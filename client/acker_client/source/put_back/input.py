@@ -30,7 +30,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LetterParser:
-    """Rows of ``schema``, or ``value string, path string, line bigint``."""
+    """Parses letters into rows of ``schema``; without one into ``value string, path string, line bigint``."""
 
     schema: pa.Schema | None = None
 
@@ -78,7 +78,7 @@ def letter_of(line: bytes) -> DeadLetter | str:
 
 
 def _first_original(line: Original) -> Original:
-    """Return the original of the record inside a dead letter; ``line`` itself if it is no letter."""
+    """Return the original of the record inside a dead letter; ``line`` itself if the line is not a letter."""
     letter = letter_of(line.value) if isinstance(line.value, bytes) else ""
     return line if isinstance(letter, str) else Original(letter.origin, letter.value)
 

@@ -16,13 +16,13 @@ from acker_client.source.records.input import Input
 
 
 class PutBack(Source):
-    """Reads once more the records that ``acker dead-letters --put-back`` has put into files.
+    """Reads records again that ``acker dead-letters --put-back`` has put into files.
 
-    ``paths``: those files. ``schema``: leave it out for records that ``Files`` reads as text. Their rows are ``value
-    string, path string, line bigint`` again, with the original path and line. For other records give the columns of the
-    original rows: for lines of JSON, and for inputs with columns, such as Parquet. A record that becomes a dead letter
-    again keeps its first origin. ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for
-    ``Files``. ``options``: see ``CommonOptions``.
+    ``paths``: these files. ``schema``: leave it out for records that ``Files`` reads as text. Their rows are ``value
+    string, path string, line bigint`` again, with the original path and line. For JSON lines, and for inputs with
+    columns such as Parquet, give the columns of the original rows. A record that becomes a dead letter again keeps its
+    first origin. ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for ``Files``.
+    ``options``: see ``CommonOptions``.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """A line of a file of dead letters: its ``number`` from 1, and the letter, or ``wrong``: what the problem is."""
+    """A line of a file of dead letters: its ``number`` from 1, and the letter. If it has none, ``wrong`` says why."""
 
     number: int
     raw: bytes
@@ -78,7 +78,7 @@ def put_back(path: Path, again: Path, is_chosen: Callable[[DeadLetter], bool], *
 
 
 def _content_with(again: Path, content: bytes, moving: list[ReadLine]) -> bytes:
-    """Return ``content`` and the letters it lacks. Raises ``SourceError`` if a line is no letter."""
+    """Return ``content`` plus the ``moving`` letters that it lacks. Raises ``SourceError`` if a line is no letter."""
     there = _lines_of(content)
     wrong = next((line for line in there if line.letter is None), None)
     if wrong is not None:
@@ -134,7 +134,7 @@ def _content(file: FileIO) -> bytes:
 
 def _replace(path: Path, file: FileIO, content: bytes) -> None:
     """Replace a file as a whole and durably; keep its permissions."""
-    draft = path.with_name(f".{path.name}.new")  # hidden: no pattern of a source that follows matches it
+    draft = path.with_name(f".{path.name}.new")  # hidden, so that no pattern of a following source matches it
     try:
         with open(draft, "wb") as new:
             os.fchmod(new.fileno(), os.fstat(file.fileno()).st_mode & 0o7777)

@@ -23,19 +23,19 @@ class Handover:
 
 @runtime_checkable
 class Assignment(Protocol):
-    """One source's membership of a group. The driver makes every call, from one thread, between two batches."""
+    """One source's membership of a group. One thread of the driver makes all calls, between two batches."""
 
     def open(self, source: str, partitions: Callable[[], Sequence[str]]) -> None:
-        """Join the group. ``partitions`` lists all partitions of the input, whichever source owns them; only ``poll``
-        calls it. Raises ``SourceError`` with what to do."""
+        """Join the group. ``partitions()`` returns all partitions of the input, whichever source owns them. Only
+        ``poll`` calls it. Raises ``SourceError``, which says what to do."""
         ...
 
     def poll(self) -> Handover:
-        """Return the changes, at once if there are none. The source owns a revoked partition until it releases it."""
+        """Return the changes; never waits for any. The source owns a revoked partition until it calls ``release``."""
         ...
 
     def release(self, partitions: Sequence[str]) -> None:
-        """Give up these revoked partitions, whose progress is saved. Another source may take them now."""
+        """Give up revoked partitions after their progress was saved. Another source may take them from now on."""
         ...
 
     def close(self) -> None:

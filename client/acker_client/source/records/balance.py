@@ -11,8 +11,8 @@ S = TypeVar("S")
 
 
 def sliced(chosen: Sequence[Chosen[P]], tasks: int, make: Callable[[int, int, tuple[Chosen[P], ...]], S]) -> list[S]:
-    """Make at most ``tasks`` slices of about equal size, in order, by ``make(start, stop, chosen)``. A slice has the
-    batch's numbers ``start`` to ``stop``."""
+    """Call ``make(start, stop, chosen)`` for at most ``tasks`` slices of about equal size, and return them in order. A
+    slice gets the batch's numbers ``start`` to ``stop``."""
     slices: list[S] = []
     number = 0
     for together in balanced(chosen, tasks):

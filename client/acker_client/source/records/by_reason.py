@@ -14,7 +14,7 @@ from acker_client.error_text import gist
 from acker_client.source.records.in_flight import Failures
 from acker_client.source.records.tracker import RecordNumbers
 
-# Names this many reasons, the most frequent ones, and this many records of each, the first ones.
+# The number of reasons that are named (the most frequent ones), and of records for each (the first ones).
 REASONS_MAX = 5
 RECORDS_MAX = 3
 
@@ -30,7 +30,7 @@ def by_reason(spent: Failures, origins: Callable[[RecordNumbers], pa.RecordBatch
 
 
 def _groups(spent: Failures) -> dict[str, RecordNumbers]:
-    """Indices of the records, ascending, by the first line of their reason."""
+    """Return the indices of the records, ascending, by the first line of their reason."""
     kinds = spent.reason_ids.astype(np.int64) << 8 | spent.verdicts
     _, firsts, kind_of = np.unique(kinds, return_index=True, return_inverse=True)
     reasons = [gist(spent.reason(int(index))) for index in firsts]

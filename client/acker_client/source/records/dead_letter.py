@@ -18,11 +18,12 @@ _OWN = _NEEDED | {"value", "value_base64", "bytes"}
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One record without retries left: why, how often and when (Unix seconds) it was tried, its origin and its value.
+    """One record without retries left: the reason, the numbers of failed and interrupted tries, the times of the first
+    and the last try (Unix seconds), the origin and the value.
 
     ``origin``: the input's own names and values (``path``, ``line``, ``byte``). ``value``: the record's bytes, or
-    columns that survive JSON; None: the input could not read it once more. ``value_bytes``: the full length, in a
-    letter that was read back and holds only the beginning of the value.
+    columns that survive JSON; None if the input could not read the record again. ``value_bytes``: set in a letter that
+    was read from a file and holds only the beginning of the value; the full length of the value.
     """
 
     source: str
@@ -37,7 +38,7 @@ class DeadLetter:
 
     @classmethod
     def of_json(cls, line: str) -> DeadLetter:
-        """Read the result of ``to_json``. Raises ``ValueError`` with what is wrong."""
+        """Parse the result of ``to_json``. Raises ``ValueError``, which says what is wrong."""
         try:
             read = json.loads(line)
         except json.JSONDecodeError as error:
@@ -60,7 +61,7 @@ class DeadLetter:
 
     @property
     def why_not_again(self) -> str:
-        """Why the record cannot be tried again from this letter alone; "" if it can."""
+        """Return why this letter is not enough to retry the record; "" if it is enough."""
         if self.value is None:
             return "the input could not give its record once more"
         if self.value_bytes is not None:
@@ -69,7 +70,7 @@ class DeadLetter:
 
     @property
     def where(self) -> str:
-        """The record's origin as a person writes it, for example ``path:line``."""
+        """Return the record's origin as a person would write it, for example ``path:line``."""
         return ":".join(str(each) for name, each in self.origin.items() if name != "byte")
 
     def to_json(self) -> str:

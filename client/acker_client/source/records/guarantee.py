@@ -1,4 +1,4 @@
-"""Guarantee: what a source promises for each record, and so when it saves the record as done. Pure.
+"""Guarantee: the promise of a source about each record. It determines when the record is saved as done. Pure.
 
 The guarantees and commit points are those of storm-kafka-client.
 """

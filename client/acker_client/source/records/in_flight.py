@@ -1,7 +1,7 @@
 """In flight: records between their emission and the moment when they are done. Pure.
 
 Decides, for each outcome, whether its record is done, is tried again, or has spent its retries. FAILED and TIMED_OUT
-count as failures of the record, LOST as an interruption. Reads no clock: ``now`` comes in.
+count as failures of the record, LOST as an interruption. The caller passes the time as ``now``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Cause, Kind
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Records whose emission was not acked, ascending: ``records: int64[n]``, ``roots: uint64[n]``, ``verdicts:
-    uint8[n]``, ``reason_ids: uint32[n]`` (0 none, else index into ``reasons`` plus one)."""
+    """Records whose emission was not acked: ``records: int64[n]`` (ascending), ``roots: uint64[n]``, ``verdicts:
+    uint8[n]``, ``reason_ids: uint32[n]`` (0: no reason, otherwise its index in ``reasons`` plus one)."""
 
     records: RecordNumbers
     roots: Column
@@ -80,7 +80,7 @@ class Failures:
 @dataclass(frozen=True, slots=True)
 class Effects:
     """Effects of the ``applied`` outcomes. ``acked`` records (with ``acked_roots``) are done. Among the ``failures``,
-    ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which failed as a whole."""
+    ``spent`` have no retry left. ``broken`` belong to a batch that failed as a whole, and wait for its end."""
 
     applied: Counted
     is_acked: npt.NDArray[np.bool_]
@@ -103,7 +103,7 @@ class Effects:
 
 
 def excusing(outcomes: Outcomes, because: str) -> Outcomes:
-    """Return ``outcomes`` in which unfinished records are LOST instead of FAILED, for the reason ``because``."""
+    """Return ``outcomes`` with LOST instead of FAILED for unfinished records. ``because`` is added to their reason."""
     ids = [index for index, reason in enumerate(outcomes.reasons, 1) if reason is Cause.UNFINISHED]
     if not ids:
         return outcomes
@@ -129,14 +129,14 @@ class InFlight:
         return not self.tracker.pending and not self.schedule.waiting
 
     def emit(self, records: RecordNumbers, *, replays: int) -> EmissionRange:
-        """Emit ``records``, ascending; the first ``replays`` of them have been emitted before."""
+        """Emit ``records`` (ascending). The first ``replays`` of them have been emitted before."""
         self.counts.batches += 1
         self.counts.replayed += replays
         self.counts.records += len(records) - replays
         return self.tracker.emit(records)
 
     def apply_outcomes(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
-        """Apply outcomes. ``is_broken``: their batch failed as a whole, so LOST is no interruption of one record."""
+        """Apply outcomes. ``is_broken``: their batch failed as a whole, so LOST does not count as an interruption."""
         applied = self.tracker.apply_outcomes(outcomes.root_ids, outcomes.verdicts)
         self.counts.repeated += applied.repeated
         self.counts.foreign += applied.foreign
@@ -149,16 +149,16 @@ class InFlight:
         return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
 
     def end_absent(self, roots: Column) -> Counted:
-        """Count the records of the emissions ``roots: uint64[n]`` as done, because they do not exist. Skips emissions
-        that have an outcome."""
+        """Count records as done because they do not exist. ``roots: uint64[n]``: their emissions; those with an outcome
+        are skipped."""
         absent = self.tracker.apply_outcomes(roots, np.full(len(roots), ABSENT, np.uint8))
         self.counts.absent += len(absent.records)
         self.tracker.finish(absent.records)
         return absent
 
     def revoke(self, records: RecordNumbers) -> RecordNumbers:
-        """Drop ``records``, ascending, which belong to another source now: they are neither tried again nor done.
-        Returns those that were open."""
+        """Drop ``records`` (ascending) that belong to another source now. They are neither retried nor counted as done.
+        Returns the records that were open."""
         dropped = self.tracker.open_among(records)
         self.schedule.cancel_replays(dropped)
         self.tracker.drop_records(dropped)
@@ -166,8 +166,8 @@ class InFlight:
         return dropped
 
     def isolate(self, broken: Failures, depth: int, now: float) -> Failures:
-        """Schedule the records of a batch that failed as a whole in smaller pieces. A record that is alone in its batch
-        counts a failure. Returns the records without retries left. ``depth``: of the batch."""
+        """Schedule retries in smaller pieces for the records of a batch that failed as a whole. If the batch had only
+        one record, that counts as its failure. Returns the records without retries left. ``depth``: of the batch."""
         if len(broken) == 1:
             return broken.of(self.schedule.count_failures(broken.records, now, depth=depth + 1))
         if len(broken):
@@ -175,7 +175,7 @@ class InFlight:
         return broken.only(np.zeros(len(broken), bool))
 
     def take_replays(self, now: float, records_max: int) -> ReplayGroup | None:
-        """Return the next replays that are due; None: there are none."""
+        """Return the next replays that are due; None if there are none."""
         return self.schedule.take_due(now, records_max)
 
     def finish_dead(self, records: RecordNumbers) -> None:
@@ -184,16 +184,16 @@ class InFlight:
         self.tracker.finish(records)
 
     def let_go(self, records: RecordNumbers) -> None:
-        """Count ``records``, ascending, as done though they were not acked, in a source without retries."""
+        """Count ``records`` (ascending) as done without an ack, as a source without retries does."""
         self.counts.dropped += len(records)
         self.tracker.finish(records)
 
     def take_finished(self) -> Ranges:
-        """Return the records that were done since the last call. Must come before ``compact``, which forgets them."""
+        """Return the records done since the last call. Call it before ``compact``, which drops them."""
         return self.tracker.take_finished()
 
     def compact(self) -> int:
-        """Drop finished records from memory. Returns the record below which all are done."""
+        """Drop finished records from memory. Returns the number below which all emitted records are done."""
         self.tracker.compact()
         self.schedule.forget_attempts(self.tracker.done_below)
         return self.tracker.done_below

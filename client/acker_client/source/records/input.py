@@ -1,14 +1,14 @@
 """Input: the port between a source and one kind of input (files, Kafka, Kinesis, a frame).
 
-partition   an ordered sequence of records (a file, a topic's partition, a shard). An input has one or more. A partition
-            has a name that a checkpoint can hold, and may appear at any time.
+partition   an ordered sequence of records (a file, a topic's partition, a shard). A partition has a name for the
+            checkpoint. New partitions may appear at any time.
 position    the place of a record in its partition, from 0 up, never reused. A position can be missing, for example in a
             compacted log. It then lies between two parts, or is found missing when read (*absent*).
 part        the positions ``start`` up to ``stop`` of one partition, planned together. May be read several times.
 chosen      a part, or some of its positions. A batch consists of them.
 done        the positions of a partition that are done: a prefix, and ranges beyond it (``Ranges``).
 mark        the input's own data in a checkpoint. The input uses it to find its place again, and to check that the
-            partition is still the one that was read.
+            partition is still the same.
 
 An input never sees a record number, a root id, a verdict or a server. It runs in the driver. Only its slices are
 pickled and read in executors; they need neither gRPC nor Spark.
@@ -64,7 +64,7 @@ class Chosen(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[P]):
-    """The next ``parts``, ascending within each partition. Without parts there is nothing now, but perhaps later.
+    """The next ``parts``, ascending within each partition. Empty if nothing can be read now, but perhaps later.
     ``is_end``: there will never be more. ``revoked``: partitions that this source may no longer read. The source drops
     their open records, which the new owner reads. If a revoked partition is planned again without being assigned, it is
     a new partition with the same name, and nothing below its first part exists."""
@@ -113,8 +113,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """One record as it is in the input. ``origin``: names and values that locate it. ``value``: its bytes, or columns
-    that survive JSON. None: it cannot be read any more."""
+    """One record as it is in the input. ``origin``: names and values that locate the record. ``value``: its bytes, or
+    columns that survive JSON; None if the record cannot be read any more."""
 
     origin: Mapping[str, Any]
     value: bytes | Mapping[str, Any] | None
@@ -125,12 +125,13 @@ class Input(Protocol[P]):
 
     @property
     def kind(self) -> str:
-        """Name of the kind of input, as a checkpoint names it."""
+        """The name of this kind of input in checkpoints."""
         ...
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        """Begin where a checkpoint left off: no part may begin below the prefix of its partition. Done positions beyond
-        the prefix may be planned again; they are not read. Raises ``SourceError`` if the input is a different one."""
+        """Begin after a checkpoint: no part may begin below the prefix of its partition. Done positions beyond the
+        prefix may be planned again; the run does not read them. Raises ``SourceError`` for another input's checkpoint.
+        """
         ...
 
     def plan(self, records_max: int, tasks: int) -> Plan[P]:
@@ -143,20 +144,20 @@ class Input(Protocol[P]):
         ...
 
     def origins(self, chosen: Sequence[Chosen[P]]) -> pa.RecordBatch:
-        """Return where records come from, without reading them: a row for each, in the input's own columns. The values
-        of a row, joined by colons, name the record to a person."""
+        """Return the origins of records without reading them: a row for each, in the input's own columns. Joined by
+        colons, the values of a row name the record in messages."""
         ...
 
     def originals(self, chosen: Sequence[Chosen[P]]) -> list[Original]:
-        """Read the records once more."""
+        """Read the records again."""
         ...
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """Forget data that only ``done`` positions needed. Called before ``mark``, and also without a checkpoint."""
+        """Drop data that only ``done`` positions needed. Called before ``mark``, also if there is no checkpoint."""
         ...
 
     def mark(self, partition: str, done: Ranges) -> Mark:
-        """Return the mark with which ``start`` continues behind ``done``."""
+        """Return the mark that a later ``start`` needs to continue after ``done``."""
         ...
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
@@ -169,7 +170,7 @@ class Closing(Protocol):
     """An input that has files or connections to close."""
 
     def close(self) -> None:
-        """Release what is open. Called when a run ends, after the last checkpoint, and also if it failed to begin."""
+        """Close files and connections. Called after the last checkpoint of a run, and if a run failed to begin."""
         ...
 
 
@@ -177,9 +178,9 @@ class Closing(Protocol):
 class SharedInput(Input[P], Protocol[P]):
     """An input whose partitions a group of sources shares (see ``acker_client.source.records.assignment``).
 
-    In a group the run calls ``assign`` with no partitions right after ``start``, and the input then plans only the
-    partitions that it is assigned. Without a group it plans every partition that it finds. It keeps nothing about a
-    revoked partition, even if that is assigned again. While more partitions may be assigned, it is not at its end.
+    In a group the run calls ``assign`` with no partitions right after ``start``. From then on the input plans only
+    assigned partitions. Without a group it plans every partition that it finds. It keeps nothing about a revoked
+    partition, even if that is assigned again. While more partitions may be assigned, the input is not at its end.
     """
 
     def partitions(self) -> Sequence[str]:
@@ -187,12 +188,12 @@ class SharedInput(Input[P], Protocol[P]):
         ...
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
-        """Take these partitions over and plan each from where it was committed. A partition without a saved entry has
-        an empty ``Committed``."""
+        """Begin to plan these partitions, each after its committed positions. ``Committed`` is empty for a partition
+        without a saved entry."""
         ...
 
     def revoke(self, partitions: Sequence[str]) -> None:
-        """Forget these partitions and plan them no more: another source owns them."""
+        """Drop all data of these partitions and plan them no more, because another source owns them."""
         ...
 
 

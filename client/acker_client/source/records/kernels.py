@@ -1,6 +1,6 @@
 """Kernels: the tracker's inner loop, compiled by numba where it is installed (the extra `spark` brings it).
 
-One pass over the outcomes instead of a dozen. The numpy code of the tracker is authoritative.
+It passes over the outcomes once, and numpy a dozen times. The numpy code of the tracker is authoritative.
 """
 
 from __future__ import annotations

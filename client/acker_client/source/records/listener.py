@@ -26,9 +26,9 @@ class Emissions:
         return len(self.records)
 
     def origins(self) -> pa.RecordBatch:
-        """Return where the records come from, a row each, in the input's own columns (``Files``: ``path string, line
+        """Return the origins of the records, one row each, in the input's own columns (``Files``: ``path string, line
         bigint``, ``Parquet``: ``path string, row bigint``, ``Kafka``: ``topic string, partition int, offset bigint``).
-        Only valid during the callback, because finished records are forgotten."""
+        Only valid during the callback, because finished records are dropped afterwards."""
         order = np.argsort(self.records)
         return self.lookup.origins(self.records[order]).take(pa.array(np.argsort(order)))
 
@@ -43,8 +43,8 @@ class Listener:
     """Override the callbacks that you need. The thread that drives the source makes the calls, one at a time.
 
     An exception from a callback ends the run and loses nothing. Each emission gets ``on_emit``, then one of ``on_ack``,
-    ``on_fail`` and ``on_absent``. A failed one then gets ``on_retry`` or ``on_dead_letter``, unless the run ends before
-    or has no retries (see the option ``guarantee``).
+    ``on_fail`` and ``on_absent``. A failed emission then gets ``on_retry`` or ``on_dead_letter``, unless the run ends
+    first or has no retries (see the option ``guarantee``).
     """
 
     def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
@@ -61,7 +61,7 @@ class Listener:
         """These records were planned but do not exist. They count as done."""
 
     def on_revoke(self, partition: str, dropped: Emissions) -> None:
-        """Another source owns the partition now, and these open records of it. They have no roots."""
+        """Another source owns the partition now, with these open records. ``dropped.roots`` are zero."""
 
     def on_retry(self, retried: Emissions) -> None:
         """These records will be emitted again."""

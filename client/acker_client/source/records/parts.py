@@ -1,7 +1,7 @@
 """Parts: map record numbers to positions of partitions, and track which positions are done. Pure.
 
 Decides the record numbers: each position gets the next number when its part is planned, so a run has one sequence of
-numbers for all partitions. Positions that the checkpoint holds as done get numbers too, but are not read. Positions
+numbers for all partitions. Positions that are done in the checkpoint get numbers too, but are not read. Positions
 between two parts do not exist, and count as done.
 """
 
@@ -24,8 +24,8 @@ NOTHING = Ranges()
 
 
 class Parts(Generic[P]):
-    """The open parts of one run. For each partition, including the checkpoint: the positions that are ``done``, and how
-    many records are ``answered``."""
+    """The open parts of one run. For each partition, over this and earlier runs: the ``done`` positions, and the number
+    of ``answered`` records."""
 
     __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "answered", "done")
 
@@ -45,7 +45,7 @@ class Parts(Generic[P]):
 
     @property
     def most_holes(self) -> int:
-        """Number of holes (stretches of open positions before done ones) of the partition that has the most."""
+        """Number of holes (stretches of open positions before done ones) in the partition with the most holes."""
         return max((ranges.holes for ranges in self.done.values()), default=0)
 
     @property
@@ -54,8 +54,8 @@ class Parts(Generic[P]):
         return dict(self._reach)
 
     def full(self, opened: Callable[[int, int], int], limit: int, holes_max: int) -> set[str]:
-        """Return the partitions that have open records, and at least ``limit`` of them or at least ``holes_max`` holes.
-        ``opened(start, stop)`` counts the open records among these numbers."""
+        """Return partitions with at least ``limit`` open records, or with an open record and at least ``holes_max``
+        holes. ``opened(start, stop)`` returns how many records with these numbers are open."""
         counts: dict[str, int] = {}
         for first, part in zip(self._firsts, self._parts, strict=True):
             counts[part.partition] = counts.get(part.partition, 0) + opened(first, first + part.stop - part.start)
@@ -66,7 +66,7 @@ class Parts(Generic[P]):
         }
 
     def assign(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
-        """Take over partitions with the positions ``done`` so far. Forgets what this run knew about them."""
+        """Begin partitions with the positions that are ``done`` so far. Drops the run's earlier data about them."""
         for partition, ranges in done.items():
             self.revoke(partition)
             self.answered[partition] = (answered or {}).get(partition, Answered())
@@ -74,11 +74,11 @@ class Parts(Generic[P]):
             self._reach[partition] = ranges.prefix
 
     def add_parts(self, parts: Sequence[P]) -> RecordNumbers:
-        """Number the positions of ``parts``, and return the numbers of those that are not done, ascending."""
+        """Number the positions of ``parts``, and return the numbers of positions that are not done, ascending."""
         return np.concatenate([NO_RECORDS, *(self._add(part) for part in parts)])
 
     def chosen(self, records: RecordNumbers) -> list[Chosen[P]]:
-        """Return the positions of ``records: int64[k]``, ascending. Raises ``LookupError`` for forgotten or unknown
+        """Return the positions of ``records: int64[k]``, ascending. Raises ``LookupError`` for dropped or unknown
         records."""
         return [self._choose(index, records[where]) for index, where in self._by_part(records)]
 
@@ -109,14 +109,14 @@ class Parts(Generic[P]):
         return np.concatenate([NO_RECORDS, *numbers])
 
     def revoke(self, partition: str) -> None:
-        """Forget the progress of a partition that another source owns now."""
+        """Drop the progress of a partition that another source owns now."""
         self.done.pop(partition, None)
         self.answered.pop(partition, None)
         self._reach.pop(partition, None)
         self._changed.discard(partition)
 
     def forget_parts(self, done_below: int) -> None:
-        """Forget the parts whose numbers are all below ``done_below``."""
+        """Drop the parts whose numbers are all below ``done_below``."""
         gone = bisect_right(self._firsts, done_below)
         gone = gone if done_below >= self._planned else max(0, gone - 1)
         del self._parts[:gone]
@@ -163,7 +163,7 @@ class Parts(Generic[P]):
         firsts = np.array(self._firsts, np.int64)
         begun = np.searchsorted(firsts, records.starts, side="right") - 1
         ended = np.searchsorted(firsts, records.stops, side="left")
-        # Add 1 where a range begins, and subtract 1 where it has ended: a part with a positive sum contains some of it.
+        # Add 1 where a range begins, and subtract 1 after its end. Parts with a positive running sum overlap a range.
         ups, downs = np.bincount(begun, minlength=len(firsts) + 1), np.bincount(ended, minlength=len(firsts) + 1)
         touched: list[int] = np.flatnonzero(np.cumsum(ups - downs)[: len(firsts)]).tolist()
         return touched
@@ -197,7 +197,7 @@ class Lookup:
         return self.input.taken_up(self.parts.chosen(records))
 
     def are_there(self, records: RecordNumbers) -> list[bool]:
-        """Return whether each of ``records``, ascending, exists, as far as the input knows. See ``SparseInput``."""
+        """Return whether each of ``records`` (ascending) exists; True if that is unknown. See ``SparseInput``."""
         if not isinstance(self.input, SparseInput):
             return [True] * len(records)
         return self.input.are_there(self.parts.chosen(records))

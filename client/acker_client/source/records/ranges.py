@@ -1,7 +1,7 @@
 """Ranges: the positions of a partition that are done: a prefix, and ranges beyond it, with holes between. Pure.
 
-Decides the form in memory (two numbers a range, adjacent ranges merged) and in a checkpoint (run lengths, of limited
-number). Knows nothing of records or files.
+Decides the form in memory (two numbers per range, adjacent ranges merged) and in a checkpoint (a limited number of run
+lengths). Knows nothing of records or files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Positions from 0 up that are done: ``starts: int64[n]`` up to ``stops: int64[n]``, ascending, never touching."""
+    """Done positions from 0 up. Range k is ``starts[k] <= position < stops[k]`` (int64[n] each). Ranges are ascending,
+    with a hole between each two."""
 
     starts: Positions = field(default_factory=lambda: NO_POSITIONS)
     stops: Positions = field(default_factory=lambda: NO_POSITIONS)
@@ -31,7 +32,7 @@ class Ranges:
 
     @classmethod
     def of(cls, positions: Positions) -> Ranges:
-        """``positions: int64[k]``, ascending."""
+        """Exactly these ``positions: int64[k]``, ascending."""
         if not len(positions):
             return cls()
         breaks = np.flatnonzero(np.diff(positions) > 1) + 1
@@ -39,7 +40,7 @@ class Ranges:
 
     @classmethod
     def where(cls, flags: npt.NDArray[np.bool_], start: int) -> Ranges:
-        """Positions ``start + k`` for which ``flags[k]``."""
+        """Positions ``start + k`` for which ``flags[k]`` is True."""
         if not len(flags):
             return cls()
         bounds = np.flatnonzero(flags[1:] != flags[:-1]) + (start + 1)
@@ -84,7 +85,7 @@ class Ranges:
         return Ranges(self.starts + by, self.stops + by)
 
     def contains(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Whether each of ``positions: int64[k]`` is done: bool[k]."""
+        """Return bool[k]: whether each of ``positions: int64[k]`` is done."""
         at = np.searchsorted(self.starts, positions, side="right") - 1
         inside = np.zeros(len(positions), np.bool_)
         some = at >= 0
@@ -112,14 +113,14 @@ class Ranges:
         return Ranges(self.starts[:kept], self.stops[:kept])
 
     def to_runs(self) -> list[int]:
-        """Alternating lengths: done, open, done ... The first is the prefix, which may be 0; the last is done."""
+        """Return alternating lengths: done, open, done ... The first is the prefix and may be 0. The last is done."""
         bounds = np.stack((self.starts, self.stops), axis=1).ravel()
         lengths: list[int] = np.diff(np.append(0, bounds)).tolist()
         return lengths[1:] if self.prefix else [0, *lengths]
 
     @classmethod
     def from_runs(cls, runs: Sequence[int]) -> Ranges:
-        """Read the result of ``to_runs``. Raises ``ValueError`` for anything else."""
+        """Parse the result of ``to_runs``. Raises ``ValueError`` for anything else."""
         lengths = _whole_numbers(runs)
         if len(lengths) % 2 == 0 or (lengths[1:] <= 0).any() or lengths[0] < 0:
             raise ValueError("run lengths are one prefix, then an open and a done one in turn, each above 0")

@@ -2,11 +2,11 @@
 
 Decides the delays: exponential, with full jitter and a cap. Counts *failed* attempts apart from *interrupted* ones. A
 failed attempt is probably the record's own fault: FAILED, TIMED_OUT, or a failed batch of that record alone. An
-interrupted attempt (LOST) died with its server or job. Pure: ``now`` and ``draw`` come in.
+interrupted attempt (LOST) ended with its server or job. Pure: the caller passes ``now`` and ``draw``.
 
-Few records that failed together stay in one group, which has one due time. Many are spread over a few groups only,
-because at the end of the input each group becomes a batch, and small batches cost as much as large ones. A piece of a
-batch that failed as a whole is never mixed with other groups: if its batch works, none of its records was at fault.
+A few records that failed together stay in one group with one due time. Many records are spread over at most
+``GROUPS_MAX`` groups, because at the end of the input each group becomes a batch, and small batches cost as much as
+large ones. A piece of a failed batch is never mixed with other groups: if it succeeds, its records were not at fault.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Counts = npt.NDArray[np.uint16]
 
 COUNT_MAX = np.iinfo(np.uint16).max
 PIECES = 16
-# Limits for records that fail for the k-th time at one moment: most groups, and fewest records in each.
+# For records that fail for the k-th time together: the maximum number of groups, and the minimum size of each.
 GROUPS_MAX, GROUP_MIN = 4, 250
 
 
@@ -37,7 +37,7 @@ class Retry:
 
     ``max_retries``: a record that fails more often than this goes to the dead letters. ``max_interruptions``: the same
     for interrupted attempts, which say little about the record. ``initial_s`` and ``cap_s``: the k-th replay waits
-    ``draw() * min(cap_s, initial_s * 2 ** (k - 1))`` seconds, ``draw`` being uniform in [0, 1) (full jitter).
+    ``draw() * min(cap_s, initial_s * 2 ** (k - 1))`` seconds. ``draw`` is uniform in [0, 1) (full jitter).
     """
 
     max_retries: int = 3
@@ -64,8 +64,8 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplayGroup:
-    """Records to replay from ``due_s`` on, ascending. ``depth``: number of failed batches in a row that held them. A
-    group of depth 0 may be mixed with others; any other group stays alone."""
+    """Records (ascending) to replay from ``due_s`` on. ``depth``: how many batches in a row failed with these records.
+    Groups of depth 0 may be mixed; any other group stays alone."""
 
     due_s: float
     order: int
@@ -105,26 +105,26 @@ class Schedule:
         return _counts_of(self._interrupted, records)
 
     def count_failures(self, records: RecordNumbers, now: float, depth: int = 0) -> RecordNumbers:
-        """Count a failure of each of ``records``, ascending, and schedule them again. Returns those without retries
-        left."""
+        """Count a failure of each of ``records`` (ascending), and schedule retries. Returns the records that have no
+        retry left."""
         return self._count_attempt(self._failed, records, self.retry.max_retries, now, depth)
 
     def interrupt(self, records: RecordNumbers, now: float) -> RecordNumbers:
-        """Count an interruption of each of ``records``, ascending, and schedule them again. Returns those that were
+        """Count an interruption of each of ``records`` (ascending), and schedule retries. Returns the records that were
         interrupted too often."""
         return self._count_attempt(self._interrupted, records, self.retry.max_interruptions, now, 0)
 
     def isolate(self, records: RecordNumbers, depth: int, now: float) -> None:
-        """Schedule ``records`` of a batch that failed as a whole: once more as they are, then in ever smaller pieces,
-        each in a batch of its own. Counts no failure. ``depth``: of the failed batch, 0 for an ordinary one."""
+        """Schedule ``records`` of a batch that failed as a whole: first all together again, then in smaller and smaller
+        pieces, each in its own batch. Counts no failure. ``depth``: of the failed batch, 0 for an ordinary one."""
         pieces = 1 if depth == 0 else min(PIECES, len(records))
         self._spread(records, pieces, depth + 1, now, depth + 1)
 
     def take_due(self, now: float, records_max: int) -> ReplayGroup | None:
-        """Return the next due records; None: none is due. Returns at most ``records_max``, except for a group that must
-        stay together.
+        """Return the next due records, or None. Returns at most ``records_max``, except for a group that must stay
+        together.
 
-        Mixes due groups that may be mixed. Records that do not fit stay scheduled.
+        Mixes due groups of depth 0. Records that do not fit stay scheduled.
         """
         if not self._groups or self._groups[0].due_s > now:
             return None
@@ -141,7 +141,7 @@ class Schedule:
         return ReplayGroup(group.due_s, group.order, merged[:records_max])
 
     def cancel_replays(self, records: RecordNumbers) -> None:
-        """Replay none of ``records``."""
+        """Remove ``records`` from the schedule."""
         groups, self._groups, self._waiting = self._groups, [], 0
         for group in groups:
             kept = group.records[~np.isin(group.records, records)]
@@ -149,7 +149,7 @@ class Schedule:
                 self._push(kept, group.due_s, group.depth)
 
     def forget_attempts(self, below: int) -> None:
-        """Forget the attempts of records below ``below``, which are done."""
+        """Drop the attempts of records below ``below``, which are done."""
         self._failed.forget_below(below)
         self._interrupted.forget_below(below)
 
@@ -184,7 +184,7 @@ class Schedule:
 
 
 def _counts_of(window: Window[np.uint16], records: RecordNumbers) -> Counts:
-    """Return the counts of ``records``; 0 for those outside the window."""
+    """Return the counts of ``records``; 0 for records outside the window."""
     counts = np.zeros(len(records), np.uint16)
     inside = (records >= window.start) & (records < window.stop)
     counts[inside] = window.values[window.index(records[inside])]

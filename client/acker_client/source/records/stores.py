@@ -22,34 +22,33 @@ class Committer:
 
 @runtime_checkable
 class CheckpointStore(Protocol):
-    """Keeps the progress of one source; one run holds it at a time. Every method raises ``CheckpointError`` with what
-    to do. Its ``str()`` is its location."""
+    """Keeps the progress of one source; one run holds it at a time. Each method may raise ``CheckpointError``, which
+    says what to do. ``str()`` returns the location."""
 
     def open(self, source: str, kind: str) -> None:
         """Take the store for a run of ``source``, whose input is of this ``kind``. Fails if another run holds it."""
         ...
 
     def load(self) -> dict[str, Committed]:
-        """Return the last saved state by partition, empty if none. Fails if another source or kind saved it."""
+        """Return the last saved state by partition; empty if none. Fails if another source or kind saved the state."""
         ...
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        """Replace the saved state. It is durable when this returns. If this raises, the state before is still there."""
+        """Replace the saved state. The new state is durable on return. If this raises, the old state remains."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the store."""
         ...
 
 
 @runtime_checkable
 class SharedCheckpointStore(CheckpointStore, Protocol):
     """A checkpoint that the sources of a group share. Each writes only the partitions that it owns. ``save`` raises
-    ``Fenced`` for partitions that another source owns by now; it has saved the others then."""
+    ``Fenced`` for partitions that another source owns by now, after it has saved the others."""
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
-        """Return the last saved state of these partitions, which this source was just assigned. Omits those without
-        one."""
+        """Return the last saved state of partitions that were just assigned. Omits partitions without a saved state."""
         ...
 
 
@@ -64,7 +63,7 @@ class SignedCheckpointStore(CheckpointStore, Protocol):
 
 @runtime_checkable
 class DeadLetterStore(Protocol):
-    """Keeps dead letters. Methods raise ``SourceError`` with what to do. Its ``str()`` is its location."""
+    """Keeps dead letters. Methods may raise ``SourceError``, which says what to do. ``str()`` returns the location."""
 
     def open(self) -> None:
         """Check that letters can be written, before there are any. May be called again."""
@@ -75,5 +74,5 @@ class DeadLetterStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the store."""
         ...

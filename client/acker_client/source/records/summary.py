@@ -8,11 +8,11 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Counts:
     """Counters of one run. Records: ``records`` (emitted for the first time), ``absent`` (planned, but do not exist),
-    ``revoked`` (went to another source while open), ``dropped`` (not acked, and not retried by guarantee). Emissions:
-    ``replayed`` (beyond the first), ``differed`` (servers disagreed about them), ``saved`` (from a replay, by a second
-    server). Outcomes: ``acked``, ``failed``, ``timed_out``, ``lost``, ``repeated`` (the emission had one already),
-    ``foreign`` (not of this source). ``short_of_replicas``: batches whose tasks reported to fewer servers than
-    asked."""
+    ``revoked`` (went to another source while open), ``dropped`` (not acked, and the guarantee allows no retry).
+    Emissions: ``replayed`` (beyond the first), ``differed`` (servers disagreed about them), ``saved`` (a second server
+    saved them from a replay). Outcomes: ``acked``, ``failed``, ``timed_out``, ``lost``, ``repeated`` (the emission had
+    one already), ``foreign`` (not of this source). ``short_of_replicas``: batches whose tasks reported to fewer servers
+    than asked."""
 
     records: int = 0
     acked: int = 0
@@ -34,15 +34,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet. ``absent``
-    ones were planned but do not exist. ``revoked`` ones went to another source while open. ``dropped`` ones were not
-    acked and are not retried, because of the source's guarantee.
+    """The progress of a source at one moment. Every record ends as acked or dead-lettered; ``open`` records have no
+    answer yet. ``absent`` records were planned but do not exist. ``revoked`` records went to another source while open.
+    ``dropped`` records were not acked and are not retried, because of the source's guarantee.
 
-    ``differed``: emissions about which servers disagreed; ``saved``: those that a second server saved from a replay;
-    ``short_of_replicas``: batches whose tasks reported to fewer servers than asked.
+    ``differed``: emissions about which servers disagreed; ``saved``: emissions that a second server saved from a
+    replay; ``short_of_replicas``: batches whose tasks reported to fewer servers than asked.
 
     ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones;
-    ``holes_of_fullest``: the same in the partition that has the most. ``elapsed_s``: duration of the run so far.
+    ``holes_of_fullest``: the holes of the partition that has the most. ``elapsed_s``: duration of the run so far.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Summary:
 
     @property
     def brief(self) -> str:
-        """The numbers that matter, on one line."""
+        """The most important numbers on one line."""
         return (
             f"{self.records:,} records, {self.acked:,} acked, {self.dead_lettered:,} dead letters, {self.open:,} open"
         )

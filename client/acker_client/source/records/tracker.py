@@ -2,11 +2,11 @@
 
 Decides that exactly one outcome counts for each emission, and up to where every emitted record is done. It has two
 windows of arrays, one indexed by emission number (`unmix64(root id) - base`) and one by record. So ten million outcomes
-take a few passes over arrays, without an object per record. Never decides what to do about a failure (`retry`) or what
-a record number means (`parts`); knows no clock and no server.
+take a few passes over arrays, without an object per record. `retry` decides what to do about a failure, and `parts`
+knows what a record number means. This module knows no clock and no server.
 
 Record numbers ascend in the order of reading and may have gaps. A number that was never emitted (an offset that a log
-compacted away) holds nothing up.
+compacted away) counts as done.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from acker_protocol.messages import Kinds, Verdict
 
 RecordNumbers = npt.NDArray[np.int64]
 
-# States of an emission beside the protocol's verdicts (1 to 4): no outcome yet; its record does not exist; its record
-# belongs to another source.
+# States of an emission in addition to the protocol's verdicts (1 to 4). PENDING: no outcome yet. ABSENT: its record
+# does not exist. DROPPED: its record belongs to another source.
 PENDING = 0
 ABSENT = 5
 DROPPED = 6
@@ -44,8 +44,8 @@ NO_RECORDS: RecordNumbers = np.empty(0, np.int64)
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The outcomes that counted: ``records: int64[m]``, ``roots: uint64[m]``, ``verdicts: uint8[m]``, and ``indices:
-    int64[m]`` into the given outcomes. Number of the others: ``repeated`` (had an outcome before), ``foreign`` (not of
-    this source)."""
+    int64[m]`` into the given outcomes. The numbers of the others: ``repeated`` (the emission had an outcome before) and
+    ``foreign`` (not of this source)."""
 
     records: RecordNumbers
     roots: Column
@@ -57,7 +57,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class EmissionRange:
-    """Emissions ``start`` to ``stop`` (numbers), the k-th of them of ``records[k]`` with root id ``roots[k]``."""
+    """Emissions number ``start`` to ``stop``. The k-th emits record ``records[k]`` with root id ``roots[k]``."""
 
     start: int
     stop: int
@@ -70,7 +70,7 @@ class EmissionRange:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """The ``records`` of the outcomes that counted, and ``where`` these are among the given ones."""
+    """The ``records`` of the outcomes that counted, and ``where``: the indices of these outcomes in the given ones."""
 
     records: RecordNumbers
     where: RecordNumbers
@@ -95,7 +95,7 @@ class Tracker:
 
     @property
     def emitted(self) -> int:
-        """Number of emissions ever made, which is the number of the next one."""
+        """The number of emissions so far. It is also the number of the next emission."""
         return self._emission_state.stop
 
     @property
@@ -114,7 +114,7 @@ class Tracker:
         return self._record_state.count(OPEN, self._record_state.start, self._record_state.stop)
 
     def open_between(self, start: int, stop: int) -> int:
-        """Records of ``start <= number < stop`` that were emitted and are not done."""
+        """Return how many records of ``start <= number < stop`` were emitted and are not done."""
         return self._record_state.count(OPEN, start, stop)
 
     @property
@@ -127,7 +127,7 @@ class Tracker:
         return self._emission_state.nbytes + self._emission_record.nbytes + self._record_state.nbytes
 
     def emit(self, records: RecordNumbers) -> EmissionRange:
-        """Emit ``records: int64[k]``, ascending, none of them done or pending: new ones or replays. Returns the
+        """Emit ``records: int64[k]`` (ascending), new ones or replays. None of them may be done or pending. Returns the
         emissions."""
         start, stop = self.emitted, self.emitted + len(records)
         self._emission_state.extend(stop)
@@ -139,7 +139,7 @@ class Tracker:
         return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
     def apply_outcomes(self, roots: Column, verdicts: Kinds) -> Counted:
-        """Apply outcomes. Only the first for each emission has an effect; records that are ACKED are done. Later ones
+        """Apply outcomes. Only the first outcome of each emission has an effect: ACKED records are done. Later outcomes
         and foreign roots are only counted."""
         kernel = compiled()
         applied = (
@@ -182,7 +182,7 @@ class Tracker:
         foreign = int(np.count_nonzero(numbers >= np.uint64(self.emitted)))
         numbers -= np.uint64(self._emission_state.start)
         index, where = numbers.view(np.int64), np.arange(len(numbers))
-        # Nearly always every outcome is the first for an emission of this source.
+        # Nearly always these filters keep everything: each outcome is the first one of an emission of this source.
         index, where = _only(numbers < np.uint64(len(self._emission_state)), index, where)
         index, where = _only(self._emission_state.values[index] == PENDING, index, where)
         index, where = _firsts(index, where)
@@ -192,7 +192,7 @@ class Tracker:
         return _Applied(records, where, foreign)
 
     def end_emissions(self, start: int, stop: int, ending: int) -> Counted:
-        """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
+        """End every emission of ``start <= number < stop`` without an outcome. ``ending``: a verdict or ``ABSENT``."""
         where = self._where_pending(start, stop)
         verdicts = np.full(len(where), ending, np.uint8)
         self._emission_state.values[where] = verdicts
@@ -201,7 +201,7 @@ class Tracker:
         return Counted(self._emission_record.values[where], root_ids(self.base, numbers), verdicts, where)
 
     def pending_among(self, start: int, stop: int) -> tuple[RecordNumbers, Column]:
-        """The emissions of ``start <= number < stop`` that have no outcome: their records, and their roots."""
+        """Return (records, roots) of the emissions of ``start <= number < stop`` that have no outcome."""
         where = self._where_pending(start, stop)
         numbers = (where + self._emission_state.start).astype(np.uint64)
         return self._emission_record.values[where], root_ids(self.base, numbers)
@@ -218,7 +218,7 @@ class Tracker:
         self._record_state.set_value(records, FINISHED)
 
     def drop_records(self, records: RecordNumbers) -> None:
-        """Drop ``records``, which another source owns now: they hold nothing up, and later outcomes do not count."""
+        """Drop ``records`` that another source owns now. They count as done, and later outcomes do not count."""
         self._record_state.set_value(records, DONE)
         dropped = self._where_pending(self._emission_state.start, self.emitted)
         dropped = dropped[np.isin(self._emission_record.values[dropped], records)]
@@ -232,7 +232,7 @@ class Tracker:
         return first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
 
     def take_finished(self) -> Ranges:
-        """Return the records done since the last call. Must come before ``compact``, which forgets them."""
+        """Return the records done since the last call. Call it before ``compact``, which drops them."""
         states, ranges = self._record_state.values, []
         for at in blocks(len(states)):
             finished = states[at] == FINISHED
@@ -242,7 +242,7 @@ class Tracker:
         return Ranges.joined(ranges)
 
     def compact(self) -> None:
-        """Forget the prefix of records that are done, and the prefix of emissions that have an outcome."""
+        """Drop the prefix of records that are done, and the prefix of emissions that have an outcome."""
         self._record_state.forget_below(self._record_state.first(OPEN))
         ended = self._emission_state.first(PENDING)
         self._emission_state.forget_below(ended)

@@ -1,8 +1,8 @@
 """Window: an array over the numbers ``start`` to ``stop`` that grows at its end and shrinks at its beginning.
 
-Decides the capacity: at most twice the need, moved when half of it is forgotten, so that appending and forgetting cost
-a constant per number. Passes over many numbers go block by block, because temporary arrays of a block stay in the CPU's
-cache. Larger ones need memory from the system, which costs more than the pass itself.
+Decides the capacity, so that appending and forgetting a number have constant cost: it grows by half of the need, and
+values move once half of the capacity is forgotten. Passes over many numbers go block by block, because temporary arrays
+of a block stay in the CPU's cache. Larger arrays need memory from the system, which costs more than the pass itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Window(Generic[Scalar]):
 
     @property
     def values(self) -> Array[Scalar]:
-        """The values of ``start`` to ``stop``: a view to read and write until the next `extend` or `forget_below`."""
+        """The values of ``start`` to ``stop`` as a writable view, valid until the next `extend` or `forget_below`."""
         return self._room[self._first : self._first + len(self)]
 
     @property
@@ -55,7 +55,7 @@ class Window(Generic[Scalar]):
         return fresh
 
     def forget_below(self, below: int) -> None:
-        """Forget the numbers under ``below``, even those beyond ``stop``."""
+        """Drop the numbers below ``below``. If it is beyond ``stop``, the window becomes empty and begins there."""
         if below >= self.stop:
             self.start = self.stop = max(below, self.stop)
             self._first = 0
@@ -67,11 +67,11 @@ class Window(Generic[Scalar]):
             self._reallocate(len(self))
 
     def index(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Indices into ``values`` of ``numbers``, which must all lie in the window."""
+        """Return the indices into ``values`` of ``numbers``, which must all lie in the window."""
         return numbers - self.start
 
     def set_value(self, numbers: npt.NDArray[np.int64], value: int) -> None:
-        """Give ``numbers: int64[k]``, which must all lie in the window, the same ``value``."""
+        """Set ``value`` for all ``numbers: int64[k]``, which must lie in the window."""
         values = self.values
         for at in blocks(len(numbers)):
             values[numbers[at] - self.start] = value

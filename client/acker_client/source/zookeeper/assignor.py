@@ -1,9 +1,9 @@
 """Assignors: decide which consumer of a group gets which partition. Pure.
 
-*range* is that of old Kafka, to the letter. For each topic it orders partitions by number and consumers as strings, and
-gives each consumer an equal stretch, the first ones one more. *sticky* moves as few partitions as it can, and leaves
-all consumers of the same topics with equally many, give or take one. Both depend only on their arguments, so that all
-consumers that see the same state compute the same shares.
+*range* works exactly as in old Kafka. For each topic it sorts partitions by number and consumers as strings. Each
+consumer gets an equal stretch of partitions, and the first consumers get one more if there is a remainder. *sticky*
+moves as few partitions as it can. The shares of consumers of the same topics differ by at most one. Both depend only on
+their arguments, so that all consumers that see the same state compute the same shares.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NUMBER = re.compile("([0-9]+)")
 
 
 def split(partition: str) -> tuple[str, str]:
-    """Return the topic of a partition, and the rest of its name: "orders", "3" for "orders/3". A name without a topic
-    (a shard) has the topic ""."""
+    """Return the topic and the rest of a partition's name: ("orders", "3") for "orders/3". The topic is "" for a name
+    without one (a shard)."""
     topic, _, number = partition.rpartition("/")
     return (topic, number) if topic and number else ("", partition)
 
@@ -35,8 +35,8 @@ def in_order(partitions: Iterable[str]) -> list[str]:
 
 
 def range_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
-    """For a topic of P partitions and C consumers, the i-th gets those from q * i + min(i, r), q of them and one more
-    where i < r; q = P / C, r = P % C. Ignores ``owners``."""
+    """Share each topic out in stretches. For P partitions and C consumers, let q = P // C and r = P % C. Consumer i
+    gets q partitions, and one more if i < r, from partition q * i + min(i, r) on. Ignores ``owners``."""
     shares: Shares = {consumer: [] for consumer in subscriptions}
     for topic, its_partitions in _by_topic(partitions).items():
         consumers = _consumers_of(topic, subscriptions)
@@ -50,8 +50,8 @@ def range_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners
 
 
 def sticky_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
-    """Let each consumer keep what it owns, up to its share, and give the rest, in order, to those that lack some.
-    Consumers that own most get the larger shares, so that nothing moves without need."""
+    """Let each consumer keep the partitions that it owns, up to the size of its share. Give the rest, in order, to
+    consumers with fewer. Consumers that own most get the larger shares, so that no partition moves without need."""
     shares: Shares = {consumer: [] for consumer in subscriptions}
     by_consumers: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for topic, its_partitions in _by_topic(partitions).items():

@@ -1,8 +1,7 @@
 """Connection: a session with ZooKeeper for a group, its checkpoints, or both. Only this module imports kazoo.
 
-Decides how long one answer is waited for, what kazoo's errors mean here, and that a lost connection is logged once.
-``znodes`` says what the nodes contain. kazoo's threads only note what happened, and call nothing of the source but
-``wake``.
+Decides how long to wait for one answer, and what kazoo's errors mean here. Logs a lost connection once. ``znodes`` says
+what the nodes contain. kazoo's threads only note events, and call nothing of the source but ``wake``.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ ANSWER_S = 5.0
 _GONE = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
 # Address of a ZooKeeper server: a name, or an IPv6 address in brackets, and a port.
 _ADDRESS = re.compile(r"\s*([\w.-]+|\[[0-9A-Fa-f:.%\w]+\])(:[0-9]{1,5})?\s*")
-# In a failed transaction, the results of all operations except the one that failed.
+# The results, in a failed transaction, of the operations that did not cause the failure.
 _UNTOUCHED = (RolledBackError, RuntimeInconsistency)
 
 log = logging.getLogger("acker_client.source")
@@ -54,9 +53,9 @@ log = logging.getLogger("acker_client.source")
 class ZooKeeperSession:
     """A ``ZnodeSession`` (see ``znodes``).
 
-    ``hosts``: host:port,host:port/chroot, where the chroot has to exist. ``session_s``: seconds. ``digest``:
-    user:password. Only this user may read or change the nodes that the session creates. ``ca``, ``cert``, ``key``:
-    files. With ``ca``, connections are TLS. Raises ``ValueError`` for invalid values.
+    ``hosts``: host:port,host:port/chroot, where the chroot has to exist. ``session_s``: session timeout in seconds.
+    ``digest``: user:password. Only this user may read or change the nodes that the session creates. ``ca``, ``cert``,
+    ``key``: files. With ``ca``, connections are TLS. Raises ``ValueError`` for invalid values.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class ZooKeeperSession:
                 return
 
     def _connected_client(self) -> Any:
-        """Return kazoo's client. Raises ``Disconnected`` without a connection, as kazoo would wait for the next one."""
+        """Return kazoo's client. Raises ``Disconnected`` without a connection, while kazoo would wait for a new one."""
         if self._session is None or not self._connected.is_set():
             raise Disconnected
         return self._session.client
@@ -250,7 +249,7 @@ class ZooKeeperSession:
         self._wake()
 
     def _wake_holders(self, event: object) -> None:
-        """Wake the holders: a watch has fired, or is gone with its connection. Called in kazoo's threads."""
+        """Wake the holders when a watch has fired, or was lost with its connection. Called in kazoo's threads."""
         self._wake()
 
     def _wake(self) -> None:

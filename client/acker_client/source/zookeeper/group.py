@@ -1,7 +1,7 @@
 """Group: one source's membership of a consumer group in ZooKeeper, with the node layout of old Kafka.
 
-Decides when ZooKeeper is read, and in which order nodes are created and deleted. ``rebalance`` decides which partitions
-to claim and release. Everything runs on the driver's thread, in ``poll`` and ``release``; a watch only sets a flag. A
+Decides when to read ZooKeeper, and in which order to create and delete nodes. ``rebalance`` decides which partitions to
+claim and release. Everything runs on the driver's thread, in ``poll`` and ``release``; a watch only sets a flag. A
 failed rebalance is retried every quarter of the session timeout, without a limit. So retries go on until the session of
 a dead member has expired and its partitions are free.
 """
@@ -35,11 +35,11 @@ from acker_client.source.zookeeper.znodes import (
     unescaped,
 )
 
-# Most nodes in one request.
+# Maximum number of nodes in one request.
 TOGETHER = 500
 # A failed join or rebalance is retried after the session timeout divided by this.
 PAUSES = 4
-# Wait at most the session timeout plus this until the node of a dead process is gone.
+# How much longer than the session timeout to wait until ZooKeeper removes the node of a dead process.
 MARGIN_S = 5.0
 
 log = logging.getLogger("acker_client.source")
@@ -48,12 +48,12 @@ T = TypeVar("T")
 
 
 class ZooKeeperGroup:
-    """An ``Assignment``: sources that name the same ``group`` share one input's partitions out among them.
+    """An ``Assignment``: sources with the same ``group`` share the partitions of one input.
 
-    ``hosts``: host:port,host:port/chroot. ``member``: name of this source in the group, unique and the same at each
-    start; by default a new one at each start. ``assignor``: "range", or "sticky", which moves as few partitions as it
-    can. ``session_s``: session timeout in ZooKeeper, after which the partitions of a dead source are reassigned.
-    ``digest``: user:password. ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
+    ``hosts``: host:port,host:port/chroot. ``member``: the unique name of this source in the group, which must be the
+    same at each start; the default is a new name at each start. ``assignor``: "range", or "sticky", which moves as few
+    partitions as it can. ``session_s``: session timeout in ZooKeeper, after which the partitions of a dead source are
+    reassigned. ``digest``: user:password. ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ZooKeeperGroup:
         self._known: tuple[str, ...] = ()
         self._losses = 0
         self._ensured: set[str] = set()
-        # When registering first failed; None if the last try succeeded.
+        # Time of the first failed try to register; None if the last try succeeded.
         self._unnamed_s: float | None = None
 
     def __str__(self) -> str:
@@ -114,8 +114,8 @@ class ZooKeeperGroup:
         log.info("source %r is %s of %s", source, self.consumer, self)
 
     def close(self) -> None:
-        """Leave the group, and release all partitions. If ZooKeeper does not answer, they are released when the session
-        times out."""
+        """Leave the group, and release all partitions. If ZooKeeper does not answer, partitions are released when the
+        session times out."""
         self._rebalance.release_partitions(self._rebalance.held)
         try:
             if self._losses == self.session.losses:
@@ -126,7 +126,7 @@ class ZooKeeperGroup:
         self._rebalance.lose_all()
         self.session.close(self._changed.set)
 
-    # -- what has changed
+    # -- changes
 
     def poll(self) -> Handover:
         if self._losses != self.session.losses:
@@ -157,10 +157,11 @@ class ZooKeeperGroup:
     # -- for commits
 
     def fence(self, partition: str) -> tuple[Require, ...] | None:
-        """Return the conditions for a transaction that commits ``partition``; None: this source does not own it.
+        """Return the conditions for a transaction that commits ``partition``; None if this source does not own it.
 
-        The owner's node alone proves nothing: another owner's node has the same version, and a transaction compares
-        versions only. This consumer's own node has a unique name, and ends with the session that owns the partition.
+        The owner's node alone proves nothing: a transaction compares only versions, and another owner's node has the
+        same version. So the transaction also requires this consumer's own node, which has a unique name and ends with
+        the session that owns the partition.
         """
         if self._losses != self.session.losses or partition not in self._rebalance.held:
             return None
@@ -178,7 +179,7 @@ class ZooKeeperGroup:
         return self.paths.id(self.consumer)
 
     def _lose_session(self) -> Handover:
-        """Report all partitions as lost: the session has ended, and with it all its nodes."""
+        """Report all partitions as lost, because the session has ended and its nodes are gone."""
         self._losses = self.session.losses
         self._changed.set()
         lost = self._rebalance.lose_all()
@@ -188,8 +189,8 @@ class ZooKeeperGroup:
 
     def _follow_rebalance(self) -> Handover:
         if not self._register():
-            # The node of this name belongs to another source, or to an earlier session of this source that will time
-            # out.
+            # The node of this name belongs to another source, or to an earlier session of this source, which will
+            # time out.
             self._check_name(self._clock())
             self._retry_later()
             return Handover()
@@ -235,7 +236,7 @@ class ZooKeeperGroup:
         return names or []
 
     def _claim(self, partitions: Sequence[str]) -> Sequence[str]:
-        """Create the owner's nodes of all these partitions, or of none. Returns the claimed partitions."""
+        """Create the owner's nodes for all ``partitions``, or for none of them. Returns the claimed partitions."""
         claimed: list[str] = []
         for some in _batches(partitions):
             mine = self.consumer.encode()
@@ -250,7 +251,7 @@ class ZooKeeperGroup:
         return claimed
 
     def _delete_owned(self, partitions: Iterable[str]) -> None:
-        """Delete the owner's nodes of these partitions, as far as they are this session's."""
+        """Delete the owner's nodes of these partitions that belong to this session."""
         for some in _batches(in_order(partitions)):
             nodes = self.session.find([self.paths.owner(each) for each in some])
             own = [path for path, node in nodes.items() if node.session == self.session.id]
@@ -262,8 +263,7 @@ class ZooKeeperGroup:
     # -- the registration
 
     def _join(self) -> None:
-        """Register. Waits until ZooKeeper has removed the node of a dead process of this member. Raises
-        ``SourceError``."""
+        """Register. Waits until ZooKeeper has removed a dead process's node of this name. Raises ``SourceError``."""
         deadline_s = self._clock() + self.session.session_s + MARGIN_S
         self._losses = self.session.losses
         self._known = tuple(self._partitions())

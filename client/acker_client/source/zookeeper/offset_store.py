@@ -1,11 +1,11 @@
 """ZooKeeper offsets: a checkpoint in ZooKeeper, one node per partition.
 
 Decides who may write a node. A commit is one transaction. It succeeds only if this source is still the owner
-(``Owner.fence``), and if nobody has written the nodes since it read them, which their versions show. A source that is
-assigned a partition rewrites its node unchanged before it reads on. The new version fences off late commits of earlier
-owners. ``offsets`` says what a node contains.
+(``Owner.fence``), and if the nodes still have the versions that this source has seen. A source that is assigned a
+partition rewrites its node unchanged before it reads on. The new version fences off late commits of earlier owners.
+``offsets`` says what a node contains.
 
-A source waits while ZooKeeper is away, so it reads nothing more than it could commit.
+A commit waits while ZooKeeper does not answer, and the source reads nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from acker_client.source.zookeeper.znodes import (
 
 # ZooKeeper accepts requests below 1 MiB by default, and the content of a node is part of a request.
 NODE_BYTES = 1_000_000
-# Bytes of one operation in a request, without its content and path.
+# Size in bytes of one operation in a request, without its content and path.
 OVERHEAD = 64
 # Log a warning when a node is fuller than this.
 WARN_SHARE = 0.5
-# Wait this much longer than a session for the lock of a dead process.
+# How much longer than the session timeout to wait until ZooKeeper removes the lock of a dead process.
 MARGIN_S = 5.0
 
 log = logging.getLogger("acker_client.source")
@@ -78,7 +78,7 @@ class ZooKeeperOffsets:
     ``ZooKeeperOffsets("zk1:2181/chroot")``: the checkpoint of one source, which one run holds at a time. ``name``: name
     of its nodes' folder, by default the source's name. The other options are those of ``ZooKeeperGroup``.
 
-    ``deadline_s``: longest wait for ZooKeeper. ``node_bytes``: most bytes in a node, below ZooKeeper's
+    ``deadline_s``: longest wait for ZooKeeper. ``node_bytes``: maximum size of a node, below ZooKeeper's
     ``jute.maxbuffer``.
     """
 
@@ -145,7 +145,7 @@ class ZooKeeperOffsets:
         self._is_open = True
 
     def sign(self, by: Writer) -> None:
-        """Write who commits into the nodes from now on, beside the consumer's id."""
+        """From now on also write the run's session and process into the nodes, after the consumer's id."""
         self._signature = f", session {by.session}, pid {by.pid}"
 
     def close(self) -> None:
@@ -160,15 +160,15 @@ class ZooKeeperOffsets:
     # -- read
 
     def load(self) -> dict[str, Committed]:
-        """Load what was saved last, by partition. In a group other sources may change it at once."""
+        """Load the last saved state by partition. In a group, other sources may change it at any time."""
         names = self._until_done(self._names)
         if self._group is None:
             return self.load_partitions(names)
         return self._loaded(names, self._until_done(lambda: self._nodes(names)))
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
-        """Load what was saved last of these partitions, and fence off earlier owners. From then on another source can
-        save one of them only after it is assigned that partition. This source cannot save those that it has lost."""
+        """Load the last saved state of these partitions, and fence off earlier owners. From then on another source can
+        save a partition only after it is assigned that partition. This source cannot save its lost partitions."""
         for partition in partitions:
             self._versions.pop(partition, None)
             self._written.pop(partition, None)
@@ -200,7 +200,7 @@ class ZooKeeperOffsets:
             self._raise_fenced(sorted(fenced))
 
     def _save(self, contents: dict[str, bytes]) -> set[str]:
-        """Set these nodes in one transaction. Returns those that another source owns by now, which are left out."""
+        """Set these nodes in one transaction. Leaves out and returns partitions that another source owns by now."""
         left, fenced, since_s = dict(contents), set[str](), time.monotonic()
         while left:
             fences = self._fences(left)
@@ -224,7 +224,7 @@ class ZooKeeperOffsets:
         return fenced
 
     def _fences(self, partitions: Iterable[str]) -> dict[str, tuple[Require, ...]]:
-        """Return the conditions under which this source may write each partition, without those it may not write."""
+        """Return the conditions for writing each partition. Leaves out partitions that this source may not write."""
         while isinstance(self._owner, _Lock) and self._owner.is_lost:
             self._acquire_lock(self._owner)
         fences = {name: self._fence(name) for name in partitions}
@@ -233,8 +233,8 @@ class ZooKeeperOffsets:
         return {name: fence for name, fence in fences.items() if fence is not None}
 
     def _was_lock(self, refused: Operation) -> bool:
-        """Return whether a commit was refused because the lock of a checkpoint without a group is gone, and then
-        note that it has to be acquired again."""
+        """Return whether a commit was refused because the lock of a checkpoint without a group is gone. If so, note
+        that the lock has to be acquired again."""
         if not isinstance(self._owner, _Lock) or not isinstance(refused, Require):
             return False
         self._owner.lose()
@@ -260,7 +260,7 @@ class ZooKeeperOffsets:
         return 0 if version is None else version + 1
 
     def _was_saved(self, partition: str, contents: Mapping[str, bytes]) -> bool:
-        """Return whether a transaction whose answer was lost has set this node, which then names this consumer."""
+        """Return whether a transaction without an answer has set this node. The content names this consumer."""
         path = self._paths.offset(partition)
         node = self.session.find([path]).get(path)
         if node is None or node.content != contents[partition] or node.version != self._next_version(partition):
@@ -269,7 +269,7 @@ class ZooKeeperOffsets:
         return True
 
     def _fence(self, partition: str) -> tuple[Require, ...] | None:
-        """Return the conditions under which this source may write ``partition``; None: it may not."""
+        """Return the conditions for writing ``partition``; None if this source may not write it."""
         if partition not in self._versions:
             if self._group is not None:
                 return None
@@ -298,9 +298,9 @@ class ZooKeeperOffsets:
     # -- taken over
 
     def _take_over(self, partitions: Sequence[str], contents: dict[str, bytes]) -> set[str]:
-        """Rewrite nodes unchanged, or create them, so that no earlier owner can write them any more. Puts what they
-        contain into ``contents``. Returns the finished partitions: this source has taken them over, or does not own
-        them. The others were written meanwhile, and have to be tried again."""
+        """Rewrite nodes unchanged, or create them, so that no earlier owner can write them any more. Puts their content
+        into ``contents``. Returns the finished partitions: this source has taken them over, or does not own them. The
+        nodes of the others were written by someone else in between, so the caller tries them again."""
         ended = set[str]()
         nodes = self._found(partitions)
         contents |= {name: nodes[name].content if name in nodes else b"" for name in partitions}
@@ -327,7 +327,7 @@ class ZooKeeperOffsets:
         return ended
 
     def _acquire_lock(self, lock: _Lock) -> None:
-        """Acquire the lock of a checkpoint without a group. Waits until ZooKeeper has removed a dead process's lock."""
+        """Acquire the lock of a checkpoint without a group. Waits until ZooKeeper removes a dead process's lock."""
         deadline_s = time.monotonic() + self.session.session_s + MARGIN_S
         while not self._until_done(lock.acquire):
             if time.monotonic() > deadline_s:
@@ -387,7 +387,7 @@ class ZooKeeperOffsets:
         requests: list[dict[str, bytes]] = []
         room = 0
         for name, content in contents.items():
-            # Up to three operations per partition, each with a path.
+            # A partition takes up to three operations, each with a path.
             size = len(content) + 3 * (OVERHEAD + len(self._paths.offset(name)))
             if not requests or size > room:
                 requests.append({})

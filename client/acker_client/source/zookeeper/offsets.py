@@ -1,8 +1,8 @@
 """Offsets: the content of the node of one partition's checkpoint. Pure.
 
 Decides the format (version, source, kind of input, partition, run lengths of done positions, the input's mark, the
-writer, a digest), and how much fits into a node. If there is no room for all ranges beyond the prefix, the lowest are
-kept; a restart reads the rest again.
+writer, a digest), and how much fits into a node. If there is no room for all ranges beyond the prefix, only the lowest
+are kept. A restart reads the rest again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Offset:
     place: str
 
     def dump(self, committed: Committed, by: str, bytes_max: int) -> tuple[bytes, int]:
-        """Return the content, at most ``bytes_max`` long, and how many ranges were left out for that. Raises
+        """Return the content, at most ``bytes_max`` long, and the number of ranges that did not fit. Raises
         ``CheckpointError`` if not even the prefix fits."""
         ranges = committed.done
         content = self._content(committed, by)
@@ -49,7 +49,7 @@ class Offset:
         return content, committed.done.holes - ranges.holes
 
     def load(self, content: bytes) -> Committed:
-        """Read the result of ``dump``. Raises ``CheckpointError``."""
+        """Parse the result of ``dump``. Raises ``CheckpointError``."""
         saved = self._head.parse(content, self._digest_of)
         try:
             answered = Answered.from_json(saved.get("answered"))

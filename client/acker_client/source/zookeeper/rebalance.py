@@ -1,12 +1,12 @@
 """Rebalance: which partitions one consumer of a group owns, releases and claims, from what it sees. Pure.
 
-Decides from what ZooKeeper shows now, never from earlier states: a decision may be late, or repeated, and the next one
-corrects it. Only a partition's owner node says which consumer owns it, and only one consumer can create that node. So
-two consumers that see different states may claim the same partition, and never both own it.
+Decides only from ZooKeeper's current content. A decision may be late, or repeated; the next one corrects it. Only a
+partition's owner node says which consumer owns it, and only one consumer can create that node. So two consumers that
+see different states may both claim a partition, but never both own it.
 
 owned     partitions that are assigned to this source, which may read and commit them
-revoked   partitions that this source has to release, and owns until then
-released  partitions that it has released, whose nodes have to be deleted
+revoked   partitions that this source has to release, and may commit until then
+released  partitions that this source has released, and whose nodes have to be deleted
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from acker_client.source.zookeeper.assignor import Assignor, Subscriptions, in_o
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """ZooKeeper's content at one moment. ``owners``: the consumer named in each partition's owner node, whatever
-    session created it. ``own``: partitions whose node this session of this consumer has created."""
+    """ZooKeeper's content at one moment. ``owners``: the consumer named in each partition's owner node, of any session.
+    ``own``: partitions whose node was created by this consumer in its current session."""
 
     subscriptions: Subscriptions
     owners: Mapping[str, str]
@@ -29,8 +29,8 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The next steps. ``lost``, ``revoked``: tell the source. ``found``: partitions that an earlier claim has won,
-    although its answer was lost; owned from now on. ``claim``: free partitions to claim in one transaction.
+    """The next steps. ``lost``, ``revoked``: partitions to report to the source. ``found``: partitions that an earlier
+    claim got although its answer was lost; owned from now on. ``claim``: free partitions to claim in one transaction.
     ``surplus``: own nodes to delete."""
 
     lost: tuple[str, ...] = ()
@@ -63,8 +63,7 @@ class Rebalance:
         return frozenset(self._released)
 
     def decide(self, seen: GroupSeen, partitions: Iterable[str]) -> Decision:
-        """Return the next steps, and update the state: forget lost partitions, mark revoked ones, and add found ones to
-        the owned.
+        """Return the next steps, and update the state: drop lost partitions, mark revoked ones, and own found ones.
 
         ``partitions``: all partitions of this source's input. Partitions that others own count too, even if this input
         has not found them yet. Otherwise consumers would share out different sets, and some partitions would stay
@@ -98,7 +97,7 @@ class Rebalance:
         self._owned.update(partitions)
 
     def release_partitions(self, partitions: Iterable[str]) -> None:
-        """Mark partitions as released after the source has let go of them. Ignores partitions that are lost already."""
+        """Mark partitions as released, after the source has stopped using them. Ignores partitions that are lost."""
         released = set(partitions) & self.held
         self._forget_partitions(released)
         self._released |= released
@@ -108,11 +107,11 @@ class Rebalance:
         self._released.difference_update(partitions)
 
     def disown(self, partitions: Iterable[str]) -> None:
-        """Report these partitions as lost in the next decision: a commit of them was fenced."""
+        """Report these partitions as lost in the next decision, because a commit of them was fenced."""
         self._disowned |= set(partitions) & self.held
 
     def lose_all(self) -> tuple[str, ...]:
-        """Drop all partitions, because the session has ended and its nodes with it. Returns those that were held."""
+        """Drop all partitions, because the session and its nodes are gone. Returns the partitions that were held."""
         lost = _sorted(self.held)
         self._owned, self._revoked, self._released, self._disowned = set(), set(), set(), set()
         return lost

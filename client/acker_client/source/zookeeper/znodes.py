@@ -25,7 +25,7 @@ NO_TOPIC = "@"
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """``session``: the session that an ephemeral node ends with; 0: the node is persistent."""
+    """The content and version of a node. ``session``: the session that owns an ephemeral node; 0 if persistent."""
 
     content: bytes
     version: int
@@ -34,7 +34,7 @@ class Znode:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """Require that the node exists with this version; -1: with any."""
+    """Require that the node exists with this version (-1: any version)."""
 
     path: str
     version: int = -1
@@ -51,7 +51,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a node that must exist with this version."""
+    """Write a node that must exist with this version (-1: any version)."""
 
     path: str
     content: bytes
@@ -60,7 +60,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a node that must exist with this version."""
+    """Delete a node that must exist with this version (-1: any version)."""
 
     path: str
     version: int = -1
@@ -74,8 +74,8 @@ class Disconnected(Exception):
 
 
 class ZnodeSession(Protocol):
-    """A session with ZooKeeper, which its holders share. Unless its docstring says otherwise, a method raises
-    ``Disconnected``, and ``SourceError`` if ZooKeeper refuses this source."""
+    """A session with ZooKeeper. Several holders (the group, its checkpoint) may share it. Methods may raise
+    ``Disconnected``, and ``SourceError`` if ZooKeeper refuses this source, unless their docstring says otherwise."""
 
     @property
     def place(self) -> str:
@@ -94,19 +94,19 @@ class ZnodeSession(Protocol):
 
     @property
     def losses(self) -> int:
-        """Number of lost sessions. When it grows, no ephemeral node of this source exists any more."""
+        """Number of lost sessions. When it grows, all ephemeral nodes of the earlier sessions are gone."""
         ...
 
     @property
     def is_connected(self) -> bool: ...
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Become a holder, and connect unless connected. ``wake`` is called, in any thread, when a watch fires and when
-        the connection comes or goes. Raises only ``SourceError``."""
+        """Add a holder, and connect if there is no session. ``wake`` is called, in any thread, when a watch fires and
+        when the connection comes or goes. Raises only ``SourceError``."""
         ...
 
     def close(self, wake: Callable[[], None]) -> None:
-        """Stop being a holder; the last one ends the session. Raises nothing."""
+        """Remove the holder with this ``wake``. End the session if it was the last one. Raises nothing."""
         ...
 
     def wait(self, most_s: float) -> bool:
@@ -126,7 +126,7 @@ class ZnodeSession(Protocol):
         ...
 
     def transact(self, operations: Sequence[Operation]) -> int | None:
-        """Do all operations, or none. Returns None, or the index of the operation that failed."""
+        """Do all operations, or none. Returns None on success, else the index of the operation that failed."""
         ...
 
 
@@ -175,15 +175,14 @@ def unescaped(element: str) -> str:
 
 
 def name_of(topic: str, number: str) -> str:
-    """Return the partition whose nodes have paths that end in ``topic``/``number``."""
+    """Return the name of the partition whose nodes' paths end in ``topic``/``number``."""
     return unescaped(number) if topic == NO_TOPIC else f"{unescaped(topic)}/{unescaped(number)}"
 
 
 def consumer_id(group: str, host: str, now_ms: int, chance: int) -> str:
-    """Return an id like old Kafka's, which begins with the group. ``chance``: 32 bits.
+    """Return an id like old Kafka's, which begins with the group. ``chance``: 32 random bits.
 
-    The node must not be a sequential one: a client that misses the answer to its create could not recognize its own
-    node.
+    A sequential node would not do: a client that misses the answer to its create could not recognize its own node.
     """
     return f"{group}_{host}-{now_ms}-{chance:08x}"
 

@@ -1,10 +1,10 @@
-"""Anchors: what a row carries to tie the rows derived from it to their trees, as Arrow columns and as uint64.
+"""Anchors: the (root id, edge) pairs that tie a row to its trees, as Arrow columns and as uint64.
 
 Decides the two forms in which a row carries its anchors. **Thin**: ``_root bigint, _edge bigint``, null if the row is
 unanchored. **Packed**: ``_anchors binary``, 16 bytes for each anchor, little-endian root id then edge id, empty if the
 row is unanchored. A frame may arrive **mixed**, with all three columns: each row has its anchors in one form, and rows
-made from it are packed. Ids never pass through floats: a bigint column with nulls is read from its buffer. Root id 0
-stands for "unanchored".
+derived from such a frame are packed. Ids never pass through floats: a bigint column with nulls is read from its buffer.
+Root id 0 means "unanchored".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def reserved(names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that are reserved for the acker. Spark's names ignore case, so ``_ROOT`` is one too."""
+    """Return the ``names`` that are reserved for the acker. Spark's names ignore case, so ``_ROOT`` is reserved too."""
     return [name for name in names if name.lower() in TRACKING]
 
 
@@ -42,8 +42,8 @@ def reserved(names: Iterable[str]) -> list[str]:
 class Anchors:
     """Anchors of n rows. ``roots``, ``edges``: uint64.
 
-    Thin if ``offsets`` is None: one anchor for each row, with root 0 if the row is unanchored. Else packed: the anchors
-    of row i are those from ``offsets[i]`` up to ``offsets[i + 1]`` (int64[n + 1]).
+    Thin if ``offsets`` is None: one anchor for each row, with root 0 if the row is unanchored. Otherwise packed: row i
+    has the anchors from ``offsets[i]`` up to ``offsets[i + 1]`` (int64[n + 1]).
     """
 
     roots: Column
@@ -52,11 +52,10 @@ class Anchors:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return len(self.roots) if self.offsets is None else len(self.offsets) - 1
 
     def of(self, row: int) -> list[tuple[int, int]]:
-        """Return the (root id, edge) pairs of one row; none if it is unanchored."""
+        """Return the (root id, edge) pairs of one row; empty if the row is unanchored."""
         start, stop = (row, row + 1) if self.offsets is None else self.offsets[row : row + 2].tolist()
         pairs = zip(self.roots[start:stop].tolist(), self.edges[start:stop].tolist(), strict=True)
         return [(root, edge) for root, edge in pairs if root]
@@ -70,7 +69,7 @@ class Anchors:
         return Anchors(self.roots[first:after], self.edges[first:after], offsets - first)
 
     def followed_by(self, other: Anchors) -> Anchors:
-        """Return these anchors followed by those of ``other``; packed if one of the two is."""
+        """Return these anchors followed by the anchors of ``other``; packed if one of the two is packed."""
         ours, theirs = self, other
         if ours.offsets is None and theirs.offsets is None:
             offsets = None
@@ -91,10 +90,9 @@ class Anchors:
         return Anchors(self.roots[anchored], self.edges[anchored], offsets)
 
     def merged(self, bounds: Positions) -> Anchors:
-        """Return packed anchors of rows that each descend from several of these rows: row j descends from those at
-        ``bounds[j]`` up to ``bounds[j + 1]``.
+        """Return packed anchors of new rows. New row j descends from these rows ``bounds[j]`` up to ``bounds[j + 1]``.
 
-        A row gets one edge for each root: edges of the same root are XORed.
+        A new row gets one edge for each root: edges of the same root are XORed.
         """
         at = bounds if self.offsets is None else self.offsets[bounds]
         parts = [
@@ -119,8 +117,8 @@ class Rows:
 
 
 def unpack(batch: pa.RecordBatch) -> Rows:
-    """Split a batch with tracking columns into user columns and anchors. KeyError if it has no tracking columns, which
-    the guard refuses beforehand."""
+    """Split a batch with tracking columns into user columns and anchors. Raises KeyError without tracking columns; the
+    guard refuses such a batch beforehand."""
     names = batch.schema.names
     kept = [index for index, name in enumerate(names) if name not in TRACKING]
     data = batch.select(kept)
@@ -129,7 +127,7 @@ def unpack(batch: pa.RecordBatch) -> Rows:
 
 
 def of_columns(columns: Sequence[Any]) -> Anchors:
-    """Read anchors from their Arrow columns: roots and edges (thin), packed ones alone, or all three (mixed)."""
+    """Read anchors from their Arrow columns: roots and edges (thin), the packed column, or all three (mixed)."""
     if len(columns) == 1:
         return packed_anchors(columns[0])
     thin = Anchors(_ids(columns[0]), _ids(columns[1]))
@@ -153,7 +151,7 @@ def with_columns(data: pa.RecordBatch, names: Sequence[str], columns: Sequence[A
 
 
 def packed_anchors(column: Any) -> Anchors:
-    """Read the anchors of a packed column (binary, or large binary). ValueError if a row has a part of an anchor."""
+    """Read the anchors of a packed column (binary, or large binary). Raises ValueError for an incomplete anchor."""
     if not len(column):
         return Anchors(np.empty(0, np.uint64), np.empty(0, np.uint64), np.zeros(1, np.int64))
     if column.null_count:
@@ -170,7 +168,7 @@ def packed_anchors(column: Any) -> Anchors:
 
 
 def packed_column(anchors: Anchors) -> Any:
-    """Return packed anchors as an Arrow binary column. OverflowError from 2 GiB on, which is more than it can hold."""
+    """Return packed anchors as an Arrow binary column. Raises OverflowError from 2 GiB on, the limit of a column."""
     assert anchors.offsets is not None
     if len(anchors.roots) * ANCHOR_BYTES > COLUMN_BYTES_MAX:
         raise OverflowError(
@@ -185,8 +183,8 @@ def packed_column(anchors: Anchors) -> Any:
 
 
 def _mixed_anchors(thin: Anchors, packed: Anchors) -> Anchors:
-    """Return the packed anchors of rows that each have anchors in one of the two forms. ValueError for a row with
-    both."""
+    """Return the packed anchors of rows that each have anchors in one of the two forms. Raises ValueError for a row
+    with both."""
     assert packed.offsets is not None
     is_thin = thin.roots != 0
     if np.any(is_thin & (np.diff(packed.offsets) > 0)):

@@ -1,7 +1,7 @@
 """Derive: anchors the rows that a step makes to their parent rows, and counts both in the tally.
 
-Decides which facts about a row's children go into their edges: their number and, if asked, all their values, both their
-own and those kept from the parent. Knows nothing about user code.
+Decides which facts about a row's children go into the children's edges: their number and, if asked, all their values
+(their own and those kept from the parent). Knows nothing about user code.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def derive(
 ) -> Rows:
     """Make child rows of ``rows``, anchored to them, and count their parents as consumed in ``tally``.
 
-    The children have ``columns`` with ``names``, and the columns ``keep`` of their parents. ``counts``: int64[n], the
-    number of children of each row, in order; else ``parents``: int64[m], checked, the parent of each child; else each
-    row has one child. ``digests_values``: whether the children's values go into their edges.
+    The children have ``columns`` with ``names``, and the columns ``keep`` of their parents. Give ``counts`` (int64[n]),
+    the number of children of each row, in order. Or give ``parents`` (int64[m], checked before), the parent of each
+    child. Without both, each row has one child. ``digests_values``: whether the children's values go into their edges.
     """
     is_one_to_one = counts is None and parents is None
     every = np.arange(len(rows))

@@ -1,8 +1,8 @@
 """Kernels: a task's inner loops, compiled by numba. They release the GIL and are cached on disk.
 
-Decides the arithmetic of edges, digests and folding over columns, the same as the scalar functions of
-``acker_protocol.ids``; decides nothing about who sends what (``tally``) or how a value lies in Arrow (``values``).
-Every kernel has one signature, so that a worker process loads machine code and compiles nothing.
+Decides the arithmetic of edges, digests and folding over columns. It is the same as in the scalar functions of
+``acker_protocol.ids``. ``tally`` decides what is sent, and ``values`` knows how Arrow stores a value. Every kernel has
+one signature, so that a worker process loads machine code and compiles nothing.
 
 Root id 0 marks an unanchored row. Every kernel skips such an anchor.
 """
@@ -28,7 +28,7 @@ _BYTES_SALT = np.uint64(0xC0AC29B7C97C50DD)
 
 _RADIX_BITS = 11
 _RADIX = 1 << _RADIX_BITS
-# sort_and_fold makes no radix pass below the first number of entries, and three passes instead of two above the second.
+# Radix passes of sort_and_fold: none below _NO_PASSES entries, three above _THREE_PASSES, otherwise two.
 _NO_PASSES = 1 << 6
 _THREE_PASSES = 1 << 23
 
@@ -55,11 +55,11 @@ def _unmix(value):  # type: ignore[no-untyped-def]
 
 @njit(types.int64(_U64S_IN, _U64S_IN, _U64S_IN, _U64S, _U64S, _U64S), nogil=True, cache=True)
 def consume(roots, edges, produced, total, folded_roots, folded_vals):  # type: ignore[no-untyped-def]
-    """Fold the consumed and produced edges of each anchor, and those of neighbours with the same root, into one entry.
+    """Fold the consumed and produced edges of each anchor into one entry. Neighbours with the same root share an entry.
     Returns the number of entries.
 
     ``roots``, ``edges``, ``produced`` (XOR of the children's edges): uint64[n]; ``folded_*``: uint64[n], written.
-    ``total``: uint64[2] (low, high), to which the identity's term of each anchor is added modulo 2**128.
+    ``total``: uint64[2] (low, high). The term of each anchor in the report's identity is added to it modulo 2**128.
     """
     low, high, count, last = total[0], total[1], 0, _ZERO
     for i in range(len(roots)):
@@ -80,8 +80,8 @@ def consume(roots, edges, produced, total, folded_roots, folded_vals):  # type: 
 
 @njit(types.int64(_I64S_IN, _I64S), nogil=True, cache=True)
 def count_children(parents, counts):  # type: ignore[no-untyped-def]
-    """Count the children of each parent into ``counts: int64[n]`` (zeroed). Return the position of the first parent
-    that is not the index of a row, or -1."""
+    """Count the children of each parent into ``counts: int64[n]`` (zeros before). Return -1, or the position in
+    ``parents`` of the first one that is not the index of a row."""
     for j in range(len(parents)):
         parent = parents[j]
         if parent < 0 or parent >= len(counts):
@@ -191,8 +191,8 @@ def _radix_pass_keys(keys, sorted_keys, low_bit):  # type: ignore[no-untyped-def
 
 @njit(types.int64(_U64S, _U64S), nogil=True, cache=True)
 def sort_and_fold(roots, vals):  # type: ignore[no-untyped-def]
-    """Sort entries in place into wire order (ascending by mix64 of the root), and fold those of one root. Return how
-    many are left.
+    """Sort entries in place into wire order (ascending by mix64 of the root), and fold entries of the same root. Return
+    the number of entries that are left.
 
     After radix passes over the highest 22 (or 33) bits, the insertion sort has very little left to do.
     """

@@ -1,7 +1,7 @@
 """Order: sorts rows into an order that does not depend on the order in which they arrived. Pure.
 
 Decides that rows are sorted by their records, and rows without anchors by their values. Spark delivers the rows of a
-shuffle in any order, and in another one when a task runs again, but a function's result may depend on the order.
+shuffle in any order, and a retried task may get another order. But a function's result may depend on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def in_order(rows: Rows) -> Rows:
 
 def _order(rows: Rows) -> Positions:
     roots, edges = _first_anchors(rows.anchors)
-    # An edge belongs to one row. Rows without one may change places if their values are equal.
+    # An edge belongs to one row. Rows without an edge are interchangeable if their values are equal.
     is_tracked = roots.all()
     edges = edges if is_tracked else np.where(roots != 0, edges, digest_rows(rows.data.columns, len(rows)))
     return np.lexsort((edges, unmix64_column(roots)))

@@ -1,8 +1,8 @@
-"""Pages: checks that a frame still has the rows that it had when its rows were counted. Pure.
+"""Pages: checks that a frame still has the rows that were counted. Pure.
 
-A row's *place* in a frame is one number made of its partition and its position in it (Spark's
-monotonically_increasing_id). A *page* is 4096 places. Each page is recorded with its number of rows and the XOR of
-their digests, which include their places. Rows are read in whole pages. A page with another count or XOR has other
+A row's *place* in a frame is one number made of the partition and the row's position in it (Spark's
+monotonically_increasing_id). A *page* is 4096 places. The record of a page is its number of rows and the XOR of their
+digests. A row's digest includes its place. Rows are read in whole pages. A page with another count or XOR has other
 rows, or the same rows at other places.
 """
 
@@ -34,14 +34,13 @@ class OtherRows(Exception):
 
 
 def place_of(partition: int, row: int) -> int:
-    """Return the place of a row."""
     return partition << PARTITION_SHIFT | row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pages:
-    """The records of m pages. ``ids``: place >> 12, ascending; ``rows``: int64[m], their numbers of rows; ``digests``:
-    uint64[m], the XOR of their rows' digests."""
+    """The records of m pages. ``ids``: int64[m], place >> 12, ascending; ``rows``: int64[m], the number of rows in each
+    page; ``digests``: uint64[m], the XOR of the digests of these rows."""
 
     ids: Positions
     rows: Positions
@@ -69,7 +68,7 @@ class Pages:
 
 
 class PageCheck:
-    """Compares the rows that one task reads with the recorded pages."""
+    """Compares the rows that one task reads with the recorded pages (``noted``)."""
 
     def __init__(self, noted: Pages) -> None:
         self._noted = noted
@@ -78,7 +77,7 @@ class PageCheck:
 
     def count_rows(self, places: Positions, digests: Column) -> None:
         """Count rows that were read: ``places: int64[n]``, ascending, ``digests: uint64[n]``. Raises
-        :class:`OtherRows` for a row in a page that had none."""
+        :class:`OtherRows` for a row in a page that has no record."""
         if not len(places):
             return
         pages = places >> PAGE_SHIFT
@@ -117,8 +116,8 @@ class Runs:
 
     @classmethod
     def of(cls, places: Sequence[Positions], numbers: Sequence[int]) -> Runs:
-        """Make the runs of ``places``, given in pieces, each ascending. ``numbers``: the number of the first place of
-        each piece; the next places have the next numbers."""
+        """Make the runs of ``places``, given in ascending pieces. ``numbers``: the number of each piece's first place.
+        The next places of the piece have the next numbers."""
         starts, stops, firsts = [], [], []
         for piece, first in zip(places, numbers, strict=True):
             cuts = np.flatnonzero(np.diff(piece) != 1) + 1
@@ -136,13 +135,13 @@ class Runs:
         if not len(self.starts):
             return np.empty(0, np.int64)
         first, last = self.starts >> PAGE_SHIFT, (self.stops - 1) >> PAGE_SHIFT
-        # After records failed there are many runs within one page, and few long ones.
+        # Replays have many runs within one page, and few long ones.
         long = np.flatnonzero(last > first + 1)
         between = [np.arange(first[index], last[index] + 1) for index in long.tolist()]
         return np.unique(np.concatenate([first, last, *between]))
 
     def number_places(self, places: Positions) -> tuple[Positions, Positions]:
-        """Return (indices of those of ``places: int64[n]`` that are to be read, the number of each)."""
+        """Return, for the ``places: int64[n]`` that are to be read, (their indices, their numbers)."""
         if not len(self.starts):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         run = np.searchsorted(self.starts, places, side="right") - 1

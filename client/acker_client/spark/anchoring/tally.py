@@ -1,8 +1,8 @@
 """Tally: counts what one operator consumes and makes in one task, from the first row to the report at the end. Pure.
 
 Decides what an operator reports to the acker: for each consumed anchor "this edge is done, and these are its children",
-folded per root as rows arrive. Also decides the report's identity: a hash of what was consumed and of nothing else
-(partition numbers, batch boundaries, the process), so that every attempt at the same work has the same identity. A
+folded per root as rows arrive. Also decides the report's identity: a hash of the consumed anchors only. Partition
+numbers, batch boundaries and the process do not change it, so every attempt at the same work has the same identity. A
 tally never sends, and reports nothing before the end.
 """
 
@@ -18,11 +18,11 @@ from acker_client.spark.anchoring.anchors import Anchors, Positions
 from acker_protocol.ids import Column, hash64, identity_of, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 
-# Entries are folded again when there are more new ones than this, and more than were left by the last fold.
+# Entries are folded again when there are more new ones than this, and more than the last fold left.
 COMPACT_ENTRIES = 1 << 21
 
 TRACEBACK_LENGTH_MAX = 4096
-# Every message of a report carries the reasons, so beyond this a task's further reasons are shortened.
+# Every message of a report carries all reasons. Once a task's reasons are longer than this, further ones are shortened.
 REASONS_LENGTH_MAX = 1 << 16
 
 _NONE = np.empty(0, np.uint64)
@@ -49,10 +49,10 @@ class Report:
 def digest_parents(
     counts: Positions, parents: Positions, kept: Column | None = None, children: Column | None = None
 ) -> Column:
-    """Return a digest of what each of n parents became, which goes into its children's edges: uint64[n].
+    """Return uint64[n]: for each of n parents a digest of its children, which goes into their edges.
 
     ``counts``: int64[n], numbers of children; ``parents``: int64[m]; ``kept``: uint64[n], the hash of the values that a
-    child keeps from its parent; ``children``: uint64[m], the hashes of the children's own values. None is not digested.
+    child keeps from its parent; ``children``: uint64[m], the hashes of the children's own values. None: not digested.
     """
     digests = np.empty(len(counts), np.uint64)
     kernels.digest_counts(counts, digests)
@@ -64,8 +64,8 @@ def digest_parents(
 
 
 class Tally:
-    """See the module. ``name``: of the operator. ``finds_copies``: its rows come from outside the chain, where copies
-    can arise."""
+    """The counts of one operator (``name``) in one task. ``finds_copies``: whether to look for copies of rows, because
+    the rows come from outside the chain of operators."""
 
     __slots__ = ("_chunks", "_folded", "_marks", "_name", "_reasons", "_reasons_length", "_total", "_unfolded", "hash")
 
@@ -91,7 +91,7 @@ class Tally:
         )
         self._unfolded += count
         if self._marks is not None:
-            # Keeps eight bytes for each row until the end, because copies cannot be found otherwise.
+            # Keep eight bytes for each row until the end, because copies cannot be found otherwise.
             self._marks.append(anchors.edges.copy() if anchors.roots.all() else anchors.edges[anchors.roots != 0])
         if self._unfolded > max(COMPACT_ENTRIES, self._folded):
             self._compact()
@@ -99,8 +99,8 @@ class Tally:
     def derive(self, anchors: Anchors, parents: Positions, digests: Column) -> Anchors:
         """Count the rows of ``anchors`` as consumed, each with its children, and return the children's anchors.
 
-        ``parents``: int64[m], checked before, the index of each child's row; ``digests``: uint64[n], see
-        :func:`digest_parents`. The k-th child of a row is the k-th that names this row as its parent.
+        ``parents``: int64[m], checked before, the index of each child's parent row; ``digests``: uint64[n], see
+        :func:`digest_parents`. The children of a row are numbered in the order of ``parents``.
         """
         ordinals = np.zeros(len(digests), np.int64)
         produced = np.zeros(len(anchors.roots), np.uint64)
@@ -120,7 +120,7 @@ class Tally:
         return children
 
     def fail(self, root: int, reason: str, brief: str) -> None:
-        """Report that the tree of ``root``, one of whose edges this operator consumes, failed. The first reason counts.
+        """Note that the tree of ``root`` failed. This operator also consumes an edge of it. The first reason counts.
 
         ``brief`` replaces ``reason`` once the reasons of the task are long.
         """
@@ -145,14 +145,14 @@ class Tally:
         return Report(identity, self._entries(roots, vals))
 
     def account(self) -> bytes:
-        """Return everything counted so far, pickled, so that another tally of the same operator in the same task can
+        """Return everything counted so far, pickled. Another tally of the same operator in the same task can
         :meth:`absorb` it."""
         roots, vals = self._joined()
         marks = np.concatenate(self._marks) if self._marks else _NONE
         return pickle.dumps((self._total, roots, vals, marks, self._reasons), protocol=5)
 
     def absorb(self, account: bytes) -> None:
-        """Add what another tally has counted (its :meth:`account`)."""
+        """Add the counts of another tally (its :meth:`account`)."""
         (low, high), roots, vals, marks, reasons = pickle.loads(account)
         with np.errstate(over="ignore"):
             self._total[0] += low

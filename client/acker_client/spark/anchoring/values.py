@@ -26,7 +26,7 @@ _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def digest_rows(columns: Iterable[Any], rows: int) -> Column:
-    """Return uint64[rows]: a hash of each row's values over these Arrow arrays, in order."""
+    """Return uint64[rows]: for each row, a hash of its values in these Arrow arrays, in order."""
     hashes = np.full(rows, SEED, np.uint64)
     for column in columns:
         _chain(column, hashes)
@@ -87,7 +87,7 @@ def _chain_lists(column: Any, children: list[Any], hashes: Column) -> None:
 
 
 def _chain_others(column: Any, hashes: Column) -> None:
-    """Chain a type that no Spark column has in Arrow. This is slow: it hashes the ``repr`` of each value."""
+    """Chain an Arrow type that no Spark column has. This is slow: it hashes the ``repr`` of each value."""
     decoded = column.cast(pa.string()) if types.is_string_view(column.type) else column
     texts = [hash64(repr(value)) for value in decoded.to_pylist()]
     _chain_words(np.array(texts, np.uint64), _ALL_VALID, 0, hashes)

@@ -1,9 +1,9 @@
-"""Acked: the frames in the body of a user's loop, and what is done there with rows behind an ``ack()`` column.
+"""Acked: the frames in the body of a user's loop, and the use of rows with an ``ack()`` column there.
 
 A tracked frame, and every frame the user derives from it, registers each ``ack()`` column that is added to it with the
-batches whose rows it acks. The frame is cached if such rows were evaluated more than once in an earlier batch. When the
-frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or through a function over batches), its rows are
-followed in the same way as a sink's rows (``following``). Everything else behaves as in Spark.
+batches whose rows the column acks. The frame is cached if such rows were evaluated more than once in an earlier batch.
+When the frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or through a function over batches), its
+rows are followed in the same way as a sink's rows (``following``). Everything else behaves as in Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
 class Acked:
     """A frame with ``ack()`` columns.
 
-    ``functions``: names of their functions in a plan; ``nodes``: functions of the tracked steps below.
+    ``functions``: names of the ``ack()`` functions in a plan; ``nodes``: functions of the tracked steps below.
     """
 
     functions: tuple[str, ...]
@@ -75,7 +75,7 @@ class BodyFrame(ClassicFrame):
         return self._leaving().writeTo(table)
 
     def _leaving(self) -> DataFrame:
-        """Return this frame as one of Spark's own; followed if ``ack()`` is in its plan."""
+        """Return this frame as one of Spark's own. Its rows are followed if ``ack()`` is in its plan."""
         df, text = plain(self), analyzed(self)
         if ACK not in text:
             return df
@@ -142,7 +142,7 @@ def _steps_below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
 
 
 def _witness(df: DataFrame, plan: str) -> Witness:
-    """Make the witness of what is done with the rows of ``df``, and register it with the batches below."""
+    """Make the witness that follows the rows of ``df``, and register it with the batches below."""
     acked, batches = _steps_below(plan)
     note_store = note_store_of(df.sparkSession.sparkContext)
     node = lineage.register("acks", "ack", *batches)

@@ -1,7 +1,7 @@
-"""Actions: finds what was done with the rows of a sink in what Spark ran.
+"""Actions: finds the actions on a sink's rows in the executions and jobs that Spark ran.
 
-Decides for each SQL execution and each RDD job what it did with the rows, whether with all of them, and how it ended,
-as an :class:`~acker_client.spark.commit_evidence.evidence.Action`. ``evidence`` decides what that proves.
+For each SQL execution and each RDD job, decides what it did with the rows, whether with all of them, and how it ended.
+The result is an :class:`~acker_client.spark.commit_evidence.evidence.Action`. ``evidence`` decides what that proves.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _DID = {
 # The client itself observes how an iterator ends.
 _ITERATES = "toPythonIterator"
 
-# The actions that begin RDD jobs which only look.
+# The actions that begin RDD jobs which only look at rows, and deliver none.
 _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
 
-# As Spark writes "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
+# Matches Spark's "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
 _LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
-# How much of a consumer's description names it in messages.
+# Messages show this many characters of a consumer's description.
 CONSUMER_CHARS = 80
 
 
 class ActionFinder:
-    """Finds the actions on a sink's rows in what ``ran`` between two moments."""
+    """Finds the actions on a sink's rows among the executions and jobs that ``ran`` between two moments."""
 
     def __init__(self, ran: Ran) -> None:
         self.executions = ran.executions
@@ -53,14 +53,14 @@ class ActionFinder:
         return sorted(found, key=lambda action: action.began_ms)
 
     def is_pruned(self, places: Places) -> bool:
-        """Whether Spark planned to read the rows for an action that delivers, and then found that it need not."""
+        """Whether an action that delivers was planned over the rows, and Spark then removed the rows from its plan."""
         return any(
             self._is_emptied(execution, places) and not self._left_unread(execution, places)
             for execution in self.executions
         )
 
     def evaluations(self, places: Places) -> int:
-        """Count the actions that have read the rows to the end of a task. All jobs of an iterator count as one."""
+        """Count the actions in which a task has read its rows to the end. All jobs of an iterator count as one."""
         ended = [note for note in places.notes if note.kind == "end"]
         executions = {note.execution for note in ended if note.execution >= 0}
         stages = {note.stage for note in ended if note.execution < 0}
@@ -89,7 +89,7 @@ class ActionFinder:
         return any(job.computes("ArrowEvalPython") for job in self.jobs)
 
     def _of_execution(self, execution: Execution, places: Places) -> Action | None:
-        # Behind an RDD the plan does not show what became of the rows, so only a write counts there, not a collect.
+        # Behind an RDD, the plan does not show what happened to the rows. So only a write counts there.
         collects = execution.collects and places.are_in(execution.plan)
         if places.are_in(execution.plan):
             above, is_followed = execution.graph.paths_from(places), True
@@ -133,7 +133,7 @@ class ActionFinder:
         return "left its write out" if execution.has_left_out else ""
 
     def _within(self, execution: Execution) -> list[Execution]:
-        """Return the executions that ran within this one: a command runs its query in an execution of its own."""
+        """Return the executions that ran within this one. A command runs its query as a separate execution."""
         return [
             other
             for other in self.executions
@@ -155,7 +155,7 @@ class ActionFinder:
         return Action(did, True, is_whole, began_ms, ended_ms, failure, target, message, is_doubtful=bool(unread))
 
     def _left_unread(self, execution: Execution, places: Places) -> str:
-        """Return what may have left rows unread, so that AQE removed the rest of the plan as empty; "" for nothing."""
+        """Describe the step that may have left rows unread before AQE removed the plan as empty; "" if none."""
         paths = execution.graph.removed_paths(places)
         cut = next((path for path in paths if path.is_cut(places.cut)), None)
         return "" if cut is None else _handed_to(cut.unproven)
@@ -163,7 +163,7 @@ class ActionFinder:
     def _is_emptied(self, execution: Execution, places: Places) -> bool:
         """Whether AQE removed the rows from an execution that was planned over them, ran, and delivers its output.
 
-        False if the execution ran another one within it: then that one is the evidence.
+        False if the execution ran another one within it, because then the inner one is the evidence.
         """
         is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
         # Collecting an aggregate is a look, whether or not it needs the rows.
@@ -183,16 +183,16 @@ class ActionFinder:
         if "ExistingRDD" not in execution.plan:
             return [], False
         noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
-        # A failed execution leaves no note. It may be over these rows, unless its plan names the rows of another sink.
+        # A failed execution leaves no note. It may have read these rows, unless its plan names another sink's rows.
         may_have_failed = execution.failure and AGAIN not in execution.plan and execution.graph.has(ITERATING)
         if not (noted or may_have_failed):
             return [], False
         return execution.graph.paths_from_nodes("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 
     def _writing_parent(self, execution: Execution, places: Places) -> Execution | None:
-        """Return the command that ran this execution as a part of its own, as a write over JDBC does; None if none did.
+        """Return the command that ran this execution as its part, as a write over JDBC does; None if there is none.
 
-        In foreachBatch the root of all executions is the micro-batch, so there the command has to name the rows.
+        In foreachBatch the root of all executions is the micro-batch, so the command's plan has to name the rows.
         """
         if execution.root == execution.number:
             return None
@@ -205,13 +205,13 @@ class ActionFinder:
         return None
 
     def _of_job(self, job: Job) -> Action | None:
-        """Return the action of an RDD job whose failure the client has not observed: it may have been over these rows.
+        """Return an action for a failed RDD job that the client did not observe, because it may have read these rows.
 
         None for a job that succeeded: the client has observed it, or it proves nothing.
         """
         if job.is_seen or job.action in _LOOKS:
             return None
-        # The order matters: `failure` waits for the end, and a foreign job that still runs must not be waited for.
+        # The order matters: `failure` waits for the end of a job, and must not wait for a foreign job that still runs.
         if not (job.has_ended or _is_over_tracked_rows(job)) or not job.failure:
             return None
         if not _is_over_tracked_rows(job):
@@ -220,8 +220,7 @@ class ActionFinder:
         return Action(f"ran {job.action}", True, False, job.began_ms, job.ended_ms, job.failure, target)
 
     def _found_none(self, places: Places) -> list[Action]:
-        """Return an action if looks at an RDD have read all its partitions, in one job after the other, and found no
-        row."""
+        """Return an action if jobs that only look at an RDD have together read all its partitions and found no row."""
         jobs = [job for job in self.jobs if job.action in _LOOKS and not job.failure]
         noted = [note for note in places.notes for job in jobs if note.stage in job.stages]
         if not noted or not self._has_all(noted, places) or not _are_empty(noted):
@@ -238,7 +237,7 @@ class ActionFinder:
 
 
 def _is_over_tracked_rows(job: Job) -> bool:
-    """Whether an RDD job computes tracked frames. Spark names their operators there, but not their functions."""
+    """Whether an RDD job computes tracked frames. A job names the operators of its plan, but not their functions."""
     return job.computes("MapInArrow", "ArrowEvalPython")
 
 
@@ -263,12 +262,12 @@ def _did(execution: Execution, paths: Sequence[PlanPath], delivers: bool, is_who
 
 
 def _handed_to(unproven: str) -> str:
-    """Describe the consumer that may have stopped early: ``unproven``, or a watched function if that is ""."""
+    """Describe the consumer that may have stopped early: ``unproven``, or a watched function if ``unproven`` is ""."""
     watched = "a function (mapInArrow, mapInPandas) that stops early"
     consumer = f"{unproven[:CONSUMER_CHARS]} (it is not watched)" if unproven else watched
     return f"handed them to {consumer}, which need not have read them all"
 
 
 def _only_looks(path: PlanPath) -> bool:
-    """Whether collecting the end of this path is only a look at the rows: a part of them, or an aggregate."""
+    """Whether collecting the result of this path only looks at the rows: at a part of them, or at an aggregate."""
     return path.aggregates or bool(path.cut)
