@@ -1,7 +1,7 @@
 # What there is to do here. Every target sets up what it needs; the second run finds it ready.
 #
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
-#   make test-fast    the tests without a JVM and without other processes, in a minute
+#   make test-fast    the quick tests without a JVM and without other processes, in a minute
 #   make test         all tests but the long ones (ARGS="tests/service -k settle")
 #   make test-long    the tests that take minutes, which `make test` leaves out, and today's of `make test-matrix`
 #   make test-kafka   the tests that need a real Apache Kafka, which it fetches by Maven and starts
@@ -66,7 +66,7 @@ test: $(READY)
 
 FAST := tests/client tests/contract tests/protocol tests/service tests/simulation tests/source tests/spark
 test-fast: $(READY)
-	@$(BIN)/python -m pytest -m "not (long or kafka or jvm or process)" -n 2 --dist worksteal $(FAST) $(ARGS)
+	@$(BIN)/python -m pytest -m "not (slow or long or kafka or jvm or process)" -n 4 --dist worksteal $(FAST) $(ARGS)
 
 test-long: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)

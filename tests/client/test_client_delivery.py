@@ -44,6 +44,7 @@ def reply(status: Status, statuses: list[int] | None = None) -> ApplyReply:
     return ApplyReply(7, status, np.array(statuses or [], np.uint8))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 400), st.randoms(use_true_random=False), st.sampled_from([400, 2000, 1 << 20]))
 def test_every_section_gets_one_final_answer_and_is_never_sent_after_it(
     count: int, dice: random.Random, message_bytes: int
@@ -70,6 +71,7 @@ def test_every_section_gets_one_final_answer_and_is_never_sent_after_it(
     assert result.unreported == 0
 
 
+@pytest.mark.slow
 @given(st.integers(0, 300), st.randoms(use_true_random=False))
 def test_covered_numbers_are_sent_last_and_only_after_all_entries_were_counted(count: int, dice: random.Random) -> None:
     entries = entries_of(count)

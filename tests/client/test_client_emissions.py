@@ -98,6 +98,7 @@ def test_join_needs_no_watch_of_the_source_and_no_emission_before_it(count: int)
     servers.close()
 
 
+@pytest.mark.slow
 def test_a_fail_that_cannot_reach_one_server_is_delivered_later(registered: Listed) -> None:
     source = registered.client("source")
     worker, other = registered.client("worker", budget_s=1.0), registered.client("other", budget_s=1.0)
@@ -121,6 +122,7 @@ def test_a_fail_that_cannot_reach_one_server_is_delivered_later(registered: List
     other.flush()
 
 
+@pytest.mark.slow
 def test_a_fail_is_not_given_to_the_only_server_that_answers_for_a_root_that_lives_on_another(servers: Servers) -> None:
     source, worker, other = servers.client("source"), servers.client("worker"), servers.client("other")
     servers.cut["worker"] = {"s1:1"}
@@ -220,6 +222,7 @@ def test_a_watch_in_another_thread_forgets_no_report_in_flight(servers: Servers)
     assert found == all_of(anchors, Verdict.ACKED)
 
 
+@pytest.mark.slow
 def test_an_init_that_a_server_applies_after_it_was_left_out_gives_no_second_outcome(servers: Servers) -> None:
     source = servers.client("source")
     source.open_source("clicks", message_timeout_s=1.0)
@@ -244,6 +247,7 @@ def test_an_init_that_a_server_applies_after_it_was_left_out_gives_no_second_out
     assert found.total() == ROOTS + 1
 
 
+@pytest.mark.slow
 def test_where_both_servers_of_a_root_fail_and_one_comes_back_each_root_is_lost_once(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks", message_timeout_s=None)
@@ -313,6 +317,7 @@ def test_the_size_of_batches_follows_the_rate_of_emissions(servers: Servers) -> 
     assert [pin.up_to for pin in source._state().source().pins][-1] == 16384
 
 
+@pytest.mark.slow
 def test_where_there_is_little_room_the_batches_are_small() -> None:
     server = LocalServer(new_shard(max_pending=20))
     client = AckerClient(Settings(("small:1",), budget_s=5.0), connect=server.connect)
@@ -326,6 +331,7 @@ def test_where_there_is_little_room_the_batches_are_small() -> None:
     client.close()
 
 
+@pytest.mark.slow
 def test_a_source_emits_into_a_new_batch_when_a_server_comes(servers: Servers) -> None:
     servers[1].stop()
     source = servers.client()
@@ -340,6 +346,7 @@ def test_a_source_emits_into_a_new_batch_when_a_server_comes(servers: Servers) -
     assert heard(source, len(before + after)) == all_of(before + after, Verdict.ACKED)
 
 
+@pytest.mark.slow
 def test_an_idle_source_does_not_delay_the_end_of_a_drain(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks")
@@ -427,6 +434,7 @@ def test_a_late_ack_of_an_own_batch_that_has_ended_holds_up_no_other_report(serv
     assert heard(emitter, ROOTS) == all_of(anchors, Verdict.ACKED)
 
 
+@pytest.mark.slow
 def test_an_update_of_an_unknown_root_delays_no_other_and_waits_for_a_join(servers: Servers) -> None:
     source, late, worker = servers.client("source"), servers.client("late"), servers.client("worker", budget_s=2.0)
     worker.join(source.open_source("clicks", message_timeout_s=None))
@@ -487,6 +495,7 @@ def sealed(client: AckerClient) -> Replication:
 # -- other processes and the source's own session
 
 
+@pytest.mark.slow
 def test_a_fail_that_reached_no_server_is_raised_and_sent_again(servers: Servers) -> None:
     source = servers.client("source")
     worker = servers.client("worker", budget_s=1.0, on_unreachable="continue")  # type: ignore[arg-type]

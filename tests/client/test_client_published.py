@@ -61,6 +61,7 @@ def test_a_root_is_of_the_source_by_its_number_and_a_batch_that_is_not_there_is_
     assert known.is_out(3, 1)
 
 
+@pytest.mark.long
 def test_the_pins_of_a_thousand_batches_on_a_thousand_servers_are_no_longer_than_a_server_takes() -> None:
     most = published([set(range(1000))] * 1024, 5, 2, 8)
     assert len(most.encode()) <= PINS_MAX_BYTES

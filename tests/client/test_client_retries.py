@@ -25,6 +25,7 @@ def started(seed: int, rate: float, **options: Any) -> tuple[Simulation, LocalSe
     return simulation, server, time
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(SEEDS, RATES)
 def test_every_tree_has_one_outcome_whatever_the_network_does(seed: int, rate: float) -> None:
@@ -70,6 +71,7 @@ def test_a_restart_with_state_is_not_even_noticed(seed: int, rate: float) -> Non
     assert simulation.verdicts() == simulation.expected()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(SEEDS, RATES)
 def test_a_restart_without_state_loses_each_root_that_was_pending_once_and_never_ends_in_a_false_ack(

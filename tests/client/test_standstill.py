@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from acker_testing import standstill
 
@@ -37,6 +38,7 @@ def running(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.long
 def test_no_thread_of_a_process_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
     path = tmp_path / "counts"
     counts = np.memmap(path, np.int64, "w+", shape=(4,))

@@ -110,6 +110,7 @@ def test_waiting_shows_what_is_left_and_ends_when_the_server_has_gone(
     assert server.wait() == 0
 
 
+@pytest.mark.long
 def test_a_server_that_was_started_anew_at_the_address_of_one_that_drained_is_left_alone(
     server_process: Callable[..., Any],
     start_server: Callable[..., Any],

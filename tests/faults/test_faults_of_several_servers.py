@@ -348,10 +348,8 @@ def listed(tmp_path: Path) -> Iterator[Servers]:
     servers.close()
 
 
-@pytest.mark.parametrize(
-    ("replicas", "comes_back"),
-    [pytest.param(1, False, marks=pytest.mark.long), (1, True), pytest.param(2, True, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("replicas", "comes_back"), [(1, False), (1, True), (2, True)])
 def test_of_a_list_of_servers_one_may_be_killed(listed: Servers, replicas: int, *, comes_back: bool) -> None:
     load = Load(list(listed.addresses.values()), replicas=replicas, gone_after_s=1.0)
     load.await_outcomes()

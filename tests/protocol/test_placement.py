@@ -58,6 +58,7 @@ def arguments(draw: Any) -> Arguments:
     return ids, draw(uint64), draw(st.integers(0, 2**45)), replicas, draw(st.integers(replicas, 13))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @example(([2, 0], 0, 0, 2, 2))
 @example(([3, 29, 0, 11], 5, 1, 1, 4))
@@ -92,7 +93,8 @@ def strangers(count: int, seed: int) -> Iterator[tuple[Arguments, bool]]:
         yield given, ids_of(place(view(ids), *given[1:])).tolist() == contract_placement.place(*given)
 
 
-@pytest.mark.parametrize("views", [300, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.slow
+@pytest.mark.parametrize("views", [60, pytest.param(2000, marks=pytest.mark.long)])
 def test_a_placement_written_from_the_text_of_the_contract_alone_is_ours(views: int) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -277,6 +277,7 @@ def _value(draw: random.Random, field: Any) -> Any:
     return draw.choice([0, 1, 2, draw.randrange(100), draw.getrandbits(bits)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", [20_000, pytest.param(100_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", METHODS)
 def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messages: int) -> None:

@@ -26,6 +26,7 @@ def health(caller: Caller) -> int:
     return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["Apply", "Watch"])
 def test_whole_messages_pass_any_number_of_half_sent_ones(start_server: StartServer, method: str) -> None:
@@ -72,6 +73,7 @@ def test_one_connection_has_a_bounded_number_of_calls_and_the_server_of_connecti
         ack_a_tree(caller, 1)
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_get_at_its_shard_is_neither_ready_nor_healthy(start_server: StartServer) -> None:
     server = start_server(http_port=0)
     with Caller(server.address) as caller:

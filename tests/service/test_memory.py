@@ -47,6 +47,7 @@ json.dump(sizes, sys.stdout)
 """
 
 
+@pytest.mark.slow
 def test_after_a_peak_of_a_million_roots_trimming_gives_the_memory_back() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PEAK],

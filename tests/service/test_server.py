@@ -269,6 +269,7 @@ def start_command(*flags: str, module: str = "acker_service") -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_an_error_that_names_port_and_option(server: Server) -> None:
     port = server.address.rpartition(":")[2]
     for flag, other in (("--port", "--http-port=off"), ("--http-port", "--port=0")):
@@ -280,6 +281,7 @@ def test_a_port_in_use_is_an_error_that_names_port_and_option(server: Server) ->
         assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_host_of_another_machine_is_one_clear_line() -> None:
     result = start_command("--host", "192.0.2.1", "--port=0", "--http-port=off")
     assert result.returncode == 2
@@ -328,6 +330,7 @@ def test_a_planned_restart_forgets_nothing(server_process: Callable[..., Any], t
         assert set(reply.outcomes.verdicts.tolist()) == {Verdict.ACKED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["port", "ready file"])
 def test_a_start_that_fails_leaves_the_state_to_the_next_one(
     why: str, server: Server, start_server: StartServer, tmp_path: Path
@@ -375,6 +378,7 @@ def test_a_damaged_state_stops_the_start_and_discarding_it_starts_empty(
         ack_a_tree(caller, 1)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_intact_but_not_a_shard_is_refused_and_kept(tmp_path: Path) -> None:
     state_dir = StateDir(str(tmp_path))
     state_dir.write([("something", {"numbers": np.arange(3)})])
@@ -399,7 +403,8 @@ def test_reports_are_taken_by_threads_of_their_own(start_server: StartServer) ->
     assert names.count("acker-apply_0") == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("other", ["--http-port=0", "--http-port=off"])
 @pytest.mark.parametrize("host", ["nosuchhost.invalid", "192.0.2.1"])
 def test_a_host_that_is_not_to_be_had_is_blamed_on_the_host_and_not_on_the_port(host: str, other: str) -> None:

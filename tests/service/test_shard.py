@@ -458,6 +458,8 @@ def test_a_state_of_a_version_that_knew_no_slots_is_taken_for_one_with_all_of_th
 # -- time
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limits", [Limits(message_timeout_ms=3000), Limits(progress_timeout_ms=3000)])
 @pytest.mark.parametrize("pending", [10, 200_000])
 def test_a_root_expires_between_its_timeout_and_a_quarter_of_a_second_later(limits: Limits, pending: int) -> None:

@@ -67,6 +67,7 @@ def assert_same(left: Arrays, right: Arrays) -> None:
         assert array.tobytes() == right[name].tobytes()
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.dictionaries(

@@ -58,6 +58,7 @@ sys.exit(main(["serve", "--port=0", "--http-port=off", "--log-format=json"]))
 """
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_while_the_program_is_loaded_stops_it_once_it_can() -> None:
     ran = subprocess.run([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr

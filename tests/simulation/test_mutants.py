@@ -60,6 +60,7 @@ def first_failure(mutant: Mutant, seeds: range) -> Result | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.name in PLAIN], ids=lambda mutant: mutant.name)
 def test_a_plain_mistake_is_found_at_once(mutant: Mutant) -> None:
     assert first_failure(mutant, range(1, 21)) is not None

@@ -31,6 +31,7 @@ def check(seeds: range, case: Callable[[int], Case] = Case.of) -> None:
             pytest.fail(f"{result.why}\npython -m tests.simulation --seed {seed}, made smaller:\n{told}")
 
 
+@pytest.mark.slow
 def test_no_promise_is_broken() -> None:
     check(range(1, QUICK_SEEDS + 1))
 

@@ -63,6 +63,7 @@ def test_range_agrees_with_a_simple_reference(group: tuple[list[str], dict[str, 
     assert {consumer: set(share) for consumer, share in range_shares(partitions, subscriptions, {}).items()} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignor", ASSIGNORS)
 @given(group=groups(), data=st.data())
 def test_every_partition_with_readers_goes_to_exactly_one_of_them(

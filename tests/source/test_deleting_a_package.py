@@ -35,6 +35,8 @@ print(source)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["frame", "kafka", "kinesis", "parquet", "put_back"])
 def test_an_input_is_deleted_with_its_folder_and_one_line_of_a_list(name: str, tmp_path: Path) -> None:
     copy = tmp_path / "acker_client"

@@ -27,6 +27,7 @@ contents = st.lists(st.sampled_from([b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n",
 )
 
 
+@pytest.mark.slow
 @given(st.lists(contents, min_size=1, max_size=3), st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_restart_at_any_point_reads_exactly_the_records_not_done(

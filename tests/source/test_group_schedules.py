@@ -205,6 +205,7 @@ class Sources:
         self.stop("x")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(1, 31))
 def test_a_group_loses_no_record_and_repeats_none_handed_over_as_done(seed: int, tmp_path: Path) -> None:
     sources = Sources(tmp_path, random.Random(seed))

@@ -137,6 +137,7 @@ def test_a_gz_that_changes_under_its_readers_is_an_error_never_other_records(tmp
         list(slices[0].read())
 
 
+@pytest.mark.slow
 def test_slices_of_a_gz_are_read_elsewhere_without_spark_and_without_grpc(tmp_path: Path) -> None:
     whole(tmp_path)
     driven = Driven(FileInput(f"{tmp_path}/a.gz", TextParser(), block_bytes=1000))

@@ -260,6 +260,7 @@ def test_acks_for_servers_that_are_away_are_sent_later_under_the_same_identity(j
     upstream.close()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_at_random_acked_records_of_the_first_job_were_written_by_the_second(jobs: Jobs, seed: int) -> None:

@@ -661,6 +661,7 @@ def test_settings_of_librdkafka_are_passed_through_and_one_that_it_has_not_is_a_
 # -- in executors
 
 
+@pytest.mark.slow
 def test_slices_of_kafka_are_pickled_and_read_without_spark_and_without_grpc(
     kafka: MockKafka, opened: list[KafkaInput]
 ) -> None:
@@ -812,6 +813,7 @@ def test_commits_of_others_are_ignored_and_those_of_newer_versions_refused(kafka
         store.open("orders", "files")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_committed_says_so_and_nothing_is_lost() -> None:
     with MockKafka() as kafka:
         topic = kafka.new_topic(3)
@@ -893,6 +895,7 @@ def test_a_run_whose_letters_go_to_a_topic_ends_when_they_are_there(kafka: MockK
     assert [key for key, _ in read_letters(kafka, dead)] == [f"{topic}:0:7"]
 
 
+@pytest.mark.slow
 def test_letters_that_no_broker_takes_are_an_error_and_none_of_them_comes_later() -> None:
     with MockKafka() as kafka:
         store = KafkaTopic(kafka.new_topic(), bootstrap_servers=kafka.servers, timeout_s=1)

@@ -110,6 +110,7 @@ def test_a_row_has_data_key_sequence_number_shard_and_time_of_arrival(twin: Twin
     assert dict(original.origin) == following.origins([1]).to_pylist()[0] | {"partition_key": "key-b"}
 
 
+@pytest.mark.slow
 def test_slices_hold_only_their_own_records_and_are_unpacked_without_spark_grpc_and_boto3(twin: TwinKinesis) -> None:
     twin.put(0, *("x" * 1000 for _ in range(100)))
     following = Following(twin)
@@ -119,6 +120,7 @@ def test_slices_hold_only_their_own_records_and_are_unpacked_without_spark_grpc_
     assert len(following.slices(records[3:5])[0].content) < 10_000
 
 
+@pytest.mark.slow
 @given(st.data(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_every_record_is_read_once_and_a_restart_reads_exactly_those_that_are_not_done(

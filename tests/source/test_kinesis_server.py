@@ -77,6 +77,7 @@ class Polled(Driven):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_stream_is_split_and_merged_under_its_reader_and_every_record_is_read_once(mended: bool) -> None:
@@ -215,6 +216,7 @@ def test_the_name_of_no_stream_is_one_sentence(server: KinesisServer) -> None:
         BotoKinesis("", REGION, server.url).describe()
 
 
+@pytest.mark.slow
 def test_a_wrong_endpoint_is_one_sentence() -> None:
     with KinesisServer() as gone:
         pass
@@ -224,6 +226,7 @@ def test_a_wrong_endpoint_is_one_sentence() -> None:
         BotoKinesis("orders", REGION, "nonsense")
 
 
+@pytest.mark.slow
 def test_no_region_and_no_credentials_are_one_sentence_each(
     server: KinesisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def rows_in(source: FileInput, tasks: int = 2) -> list[tuple[int, dict[str, Any]
     return rows_of(driven.slices(driven.drain(), tasks))
 
 
+@pytest.mark.slow
 @given(st.lists(contents, min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_slices_give_the_lines_of_readline_for_any_bytes_and_boundaries(
@@ -151,6 +152,7 @@ def test_many_small_files_are_handed_on_together_and_a_task_gets_its_share(tmp_p
     assert [len(list(piece.read())) for piece in slices] == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_slices_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x\ny\n")
@@ -205,6 +207,7 @@ def json_row(line: bytes) -> dict[str, Any] | None:
     return {name: found.get(name) for name in ORDER.names}
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(JSON_LINES), max_size=12), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_a_malformed_json_line_fails_alone_and_its_neighbours_are_as_without_it(

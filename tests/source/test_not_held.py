@@ -201,6 +201,8 @@ class NotHeld(Sources):
         self.stop("x")
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_at_random_no_record_is_done_before_the_other_job_has_acked_it_and_none_is_lost(
     seed: int, tmp_path: Path

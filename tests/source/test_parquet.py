@@ -31,6 +31,7 @@ def write(path: Path, values: list[str], rows_per_group: int = 4) -> Path:
     return path
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 9), st.data())
 @settings(max_examples=80, deadline=None)
 def test_every_row_is_read_once_and_a_restart_reads_exactly_those_that_are_not_done(
@@ -225,6 +226,7 @@ def test_a_folder_that_cannot_be_looked_into_is_named_and_not_left_out() -> None
         closed.chmod(0o700)
 
 
+@pytest.mark.slow
 def test_slices_of_rows_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Path) -> None:
     driven = Driven(ParquetInput(write(tmp_path / "a.parquet", ["x", "y"]), NUMBERS))
     assert read_elsewhere(driven.slices(driven.drain(), 1)) == "[2] False False"

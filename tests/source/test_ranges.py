@@ -61,6 +61,7 @@ def test_ranges_survive_their_run_lengths(parts: list[set[int]]) -> None:
     assert Ranges.from_runs(json.loads(json.dumps(ranges.to_runs()))) == ranges
 
 
+@pytest.mark.slow
 @given(sets, st.integers(0, 6))
 @settings(max_examples=200, deadline=None)
 def test_ranges_cut_to_a_number_of_holes_are_done_and_have_no_more(parts: list[set[int]], most: int) -> None:

@@ -149,6 +149,7 @@ class Sources:
         raise Idle
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
 def test_a_group_finishes_every_record_once_whatever_happens_to_its_sources(

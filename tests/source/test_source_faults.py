@@ -115,6 +115,7 @@ def test_every_record_is_acked_once_or_dead_lettered_once_and_never_acked_withou
     assert [(file["done"], file["mark"]["complete"]) for file in partitions] == [([lines], True)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["fine", "fails", "breaks", "loses server"]), max_size=6), st.integers(0, 6))
 @settings(max_examples=25, deadline=None)
 def test_a_run_that_dies_anywhere_is_finished_by_the_next_one(

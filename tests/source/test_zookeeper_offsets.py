@@ -225,6 +225,7 @@ def test_unchanged_partitions_are_not_written_again(alone: Callable[..., ZooKeep
     assert nodes_of(store)[NODE] is before
 
 
+@pytest.mark.slow
 def test_more_than_a_request_holds_is_saved_in_several(alone: Callable[..., ZooKeeperOffsets]) -> None:
     store = alone()
     committed = {f"clicks/{i}": with_holes(60_000) for i in range(10)}

@@ -111,6 +111,7 @@ def test_of_two_sources_everything_that_is_said_adds_up_to_zero(it: Any, ours: l
     assert ledger(reports) == dict.fromkeys(roots, 0)
 
 
+@pytest.mark.slow
 @given(TEXTS, TEXTS, st.integers(0, 1 << 32))
 @pytest.mark.parametrize("right_is_tracked", [True, False], ids=["tracked", "plain"])
 def test_in_whatever_order_rows_arrive_a_cogroup_makes_the_same_rows_with_the_same_edges(

@@ -45,10 +45,12 @@ def test_a_pyspark_that_is_too_old_or_too_new_is_named_with_what_to_install(vers
     assert said.endswith("it works with 4.0 to 4.3: pip install 'pyspark>=4.0,<4.4'")
 
 
+@pytest.mark.slow
 def test_a_pyspark_that_is_too_old_is_named_when_the_package_is_imported() -> None:
     assert last_line(IMPORT.format(version="3.5.9")) == f"ImportError: {compat.version_problem('3.5.9')}"
 
 
+@pytest.mark.slow
 def test_a_pipeline_says_that_the_pyspark_is_too_old_and_not_that_there_is_none() -> None:
     said = last_line(
         IMPORT.format(version="3.5.9").replace("import acker_client.spark", "import acker_testing as t; t.Pipeline")
@@ -56,6 +58,7 @@ def test_a_pipeline_says_that_the_pyspark_is_too_old_and_not_that_there_is_none(
     assert said.startswith("ImportError: acker_testing.Pipeline: pyspark 3.5.9 is installed, which lacks")
 
 
+@pytest.mark.slow
 def test_a_pyspark_that_is_only_a_client_of_spark_connect_is_named_when_the_package_is_imported() -> None:
     # The distribution pyspark-client lacks this module.
     assert last_line("import sys; sys.modules['pyspark.core'] = None; import acker_client.spark") == (

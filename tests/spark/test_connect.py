@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from acker_client.spark import compat
 
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_everything_public_says_in_the_same_sentence_that_it_does_not_work_under_spark_connect() -> None:
     program = [sys.executable, str(HERE / "connect_calls.py")]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=240)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from pyspark.sql import SparkSession
 
 from acker_client.spark.driver.session import DAEMON
@@ -12,6 +13,7 @@ from acker_client.spark.driver.session import DAEMON
 LOADED = "from acker_client.spark import daemon; daemon.load(); import sys; print(*sys.modules)"
 
 
+@pytest.mark.slow
 def test_grpc_is_not_loaded_before_the_fork_and_the_rest_is() -> None:
     run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60)
     modules = set(run.stdout.split())

@@ -1118,7 +1118,7 @@ def test_a_sink_that_hands_all_its_rows_on_has_done_its_work(run: Any, case: str
     assert run(DONE[case]) == ({Verdict.ACKED}, "")
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("case", cases(NOT_DONE))
 def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_lost(run: Any, case: str) -> None:
     function, because = NOT_DONE[case]

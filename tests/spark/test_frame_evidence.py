@@ -68,10 +68,9 @@ def wrong(spark: SparkSession, address: str, names: Iterable[str], place: Path) 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "names",
-    [sorted(OTHERS_IN_FOREACH_BATCH), pytest.param([*DONE, *NOT_DONE], marks=pytest.mark.long)],
-    ids=["those that differ", "all"],
+    "names", [sorted(OTHERS_IN_FOREACH_BATCH), [*DONE, *NOT_DONE]], ids=["those that differ", "all"]
 )
 def test_what_counts_as_delivered_in_foreach_batch_is_what_counts_elsewhere(
     in_foreach_batch: Any, server: Any, tmp_path: Path, conf: Callable[[str, str], None], names: list[str]

@@ -69,6 +69,7 @@ def check_fold(roots: Column, vals: Column) -> None:
     assert vals[:count].tolist() == twin.ack_vals.tolist()
 
 
+@pytest.mark.long
 def test_three_passes_sort_as_two_do() -> None:
     size = (1 << 23) + 5
     roots = np.arange(1, size + 1, dtype=np.uint64)

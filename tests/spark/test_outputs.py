@@ -39,6 +39,7 @@ def folder(connected: SparkSession, tmp_path: Path) -> Path:
 EACH_ONCE = Counter(str(k) for k in range(90))
 
 
+@pytest.mark.long
 def test_over_a_restart_and_a_replay_every_record_is_there_once(connected: SparkSession, folder: Path) -> None:
     failed = folder / "failed"
 

@@ -171,6 +171,7 @@ def test_a_pandas_that_is_too_new_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         session.check_packages()
 
 
+@pytest.mark.slow
 def test_a_channel_opened_before_the_session_is_refused() -> None:
     script = (
         "import grpc; from acker_client.spark.driver.session import local_session, SessionError\n"
