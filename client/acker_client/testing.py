@@ -1,7 +1,7 @@
-"""Testing: another name of ``acker_testing``, which stands on client and service.
+"""Testing: another name for the package ``acker_testing``, which depends on the client and the service.
 
-What it gives is looked up when it is asked for, so that the client itself stands on neither of them. Type checkers want
-the package's own name.
+Imports ``acker_testing`` only when an attribute is used, so that the client itself depends on neither it nor the
+service. Type checkers need the package's own name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Balance: how many slots of a batch each member holds. Pure.
 
-If all members fit on one batch, every batch is placed alike. Otherwise it draws batches and shows their mean.
+If a batch is placed on all members, all batches are placed alike. Otherwise this module draws batches and returns their
+mean.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ SESSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """``slots``: the slots of a batch that each member holds, by id; the mean of ``batches`` batches (1: all are
-    alike)."""
+    """``slots``: how many slots of a batch each member holds, by id, as the mean of ``batches`` batches. ``batches`` is
+    1 if all are alike."""
 
     replicas: int
     batches: int

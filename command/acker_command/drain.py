@@ -18,7 +18,7 @@ from acker_protocol.placement import IDS
 LOOK_S = 0.5
 # Shortest time between two lines about what is left.
 SAY_S = 5.0
-# Without another server that knows, a server that is silent for this long counts as gone.
+# If no other server knows the members, a server that is silent for this long counts as gone.
 GONE_S = 3.0
 
 
@@ -59,7 +59,7 @@ def drain(id: int, servers: str | None, force: bool, wait: bool) -> None:
 
 
 def found(seen: Overview, id: int) -> SeenMember:
-    """Return the member with that ``id``, which answers. Raises :class:`Mistake`."""
+    """Return the member with that ``id``. Raises :class:`Mistake` if there is none, or it does not answer."""
     member = next((each for each in seen.members if each.id == id), None)
     if member is None:
         known = ", ".join(str(each.id) for each in seen.members if each.id is not None)
@@ -117,8 +117,8 @@ def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
 
 
 def is_gone(view: ViewReply | None, member: SeenMember, silent_s: float) -> bool:
-    """Whether a ``member`` that does not answer has gone. ``view``: from another server, or None if none knows of
-    others."""
+    """Whether a ``member`` that does not answer has gone. ``view``: the members that another server lists; None if no
+    server knows of others."""
     if view is None:
         return silent_s >= GONE_S
     return all((each.member.id, each.member.generation) != (member.id, member.generation) for each in view.members)

@@ -19,7 +19,7 @@ _GAUGES = {
 _REPORTS = 'acker_call_duration_seconds_count{method="Apply",code="OK"}'
 _UPDATES = "acker_updates_total"
 
-# The monotonic second at which they arrived, and the reply.
+# The monotonic second at which a reply arrived, and the reply.
 Timed = tuple[float, StatsReply]
 
 
@@ -48,7 +48,7 @@ def figures(first: Timed | None, second: Timed) -> MemberFigures:
 
 
 def total(each: Iterable[MemberFigures]) -> MemberFigures:
-    """Return the sum. A rate adds up the servers that have one. A root with two replicas counts at both."""
+    """Return the sum over servers. A server without a rate is left out of it. A root with two replicas counts twice."""
     them = tuple(each)
     counts: Mapping[str, int] = {name: sum(getattr(one, name) for one in them) for name in _GAUGES}
     return MemberFigures(

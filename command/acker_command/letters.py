@@ -48,7 +48,7 @@ class Alike:
 
 
 def newest_first(letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-    """Sort letters; of equal times, the one that was written last comes first."""
+    """Return the letters with the newest first. At equal times, the letter that was written last comes first."""
     return sorted(letters, key=lambda letter: letter.last_s)[::-1]
 
 

@@ -43,7 +43,7 @@ def grouped(
 
 
 def whole(letter: DeadLetter) -> RenderableType:
-    """All of one letter."""
+    """Draw all of one letter."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, value in {
         "source": letter.source,

@@ -123,7 +123,7 @@ def of_list(answers: Sequence[Answer]) -> Overview:
 
 
 def same_id(one: str, other: str, id: int) -> str:
-    """Return the error for two servers of one list."""
+    """Return the error for two servers of one list that have the same ``id``."""
     return (
         f"the servers at {one} and {other} both have the id {id}: start each with an --id of its own, 0, 1, 2 ..., or "
         "name them apart"

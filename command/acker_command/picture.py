@@ -41,7 +41,7 @@ def show(draw: Callable[[int | None], RenderableType]) -> None:
 
 
 def plain(drawn: RenderableType) -> str:
-    """Return it as text: no line is folded, and none ends in spaces."""
+    """Return ``drawn`` as text, without folded lines and without spaces at the ends of lines."""
     page = io.StringIO()
     Console(file=page, width=PLAIN_WIDTH, highlight=False, color_system=None).print(drawn)
     return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())

@@ -24,7 +24,7 @@ from acker_command import overview
 from acker_command.overview import Answer, Overview, SeenMember
 from acker_protocol.messages import DrainReply, MemberState, StatsReply, Transport, ViewReply
 
-# The greeting gets one second at first; a slow server gets all of it.
+# Timeout of a call. The first greeting waits only one second; the second try gives a slow server all of this time.
 ANSWER_S = 3.0
 TRIES = 2
 

@@ -4,9 +4,9 @@
     batch.df.select("sku", "qty", AF.ack()).write.parquet("out/")
 
 Both are iterator UDFs, because only these see the end of a task, where the report is sent. Each has to be a column of
-its own. Spark refuses it inside an expression, where it would ack every row whatever the expression's result.
+its own. Spark refuses them inside an expression: there they would ack every row, whatever the expression's result.
 
-Only for held batches: in an open batch a row would be acked before Spark has written it. The plan check does not see
+Only for held batches. In other batches a row would be acked before Spark has written it. The plan check does not see
 these columns, so pass each row through exactly one ``ack`` or ``fail``. As with a sink, the batch is done when an
 action that delivers the rows has succeeded.
 """

@@ -1,8 +1,8 @@
 """Faults: what the demo breaks on purpose, and when.
 
-A strike happens once: a process claims it by creating a file that must not exist. Servers are struck by a thread beside
-the job (:func:`sabotage`), when a task of the batch says that it is in the middle of its work, so that the reports of
-the batch meet a server that is gone. The other strikes happen in the executors and in the sink (:mod:`pipeline`).
+A strike is a fault that happens once: a process claims it by creating a file that must not exist. A thread beside the
+job strikes servers (:func:`sabotage`). It waits until a task of the batch is in the middle of its work, so that the
+server is gone when the batch reports. The other strikes happen in the executors and in the sink (:mod:`pipeline`).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def strikes(servers: int) -> tuple[Strike, ...]:
 
 
 def schedule(batches: int, servers: int = 1) -> list[Strike]:
-    """Return a strike for each batch but one, the first strikes if there are few batches."""
+    """Return the strikes for a run of this many ``batches``. One batch gets none; few batches get the first strikes."""
     return list(strikes(servers)[: max(batches - 1, 0)])
 
 
 def deal(strikes: list[Strike], records: int, batch_records: int) -> Strike | None:
-    """Take the strike for a batch of ``records``. Small batches get none: they are over before it could happen."""
+    """Take the strike for a batch of ``records``. Small batches get none, because they end before it could happen."""
     return strikes.pop(0) if strikes and records >= batch_records // 2 else None
 
 
@@ -84,8 +84,8 @@ class Faults:
         return bool(self.flaky_one_in) and (mixed >> 32) % self.flaky_one_in == 0
 
     def is_poison(self, text: str) -> bool:
-        """Return whether a line raises each time, by its content, until it is a dead letter. Short lines never do, as
-        they repeat: poison in ``else:`` would take ten thousand records with it."""
+        """Return whether a line raises each time, until it is a dead letter. Only its content decides. Short lines
+        never raise, because they are frequent: poison in ``else:`` would hit ten thousand records."""
         content = text.lstrip("\ufeff").strip()
         if not self.poison_one_in or len(content) < POISON_MIN_CHARACTERS:
             return False
@@ -104,7 +104,7 @@ class Faults:
 
 
 def arm(folder: Path, *, seed: int, records: int) -> Faults:
-    """Return faults for an input of ``records``, which give some dozen dead letters."""
+    """Return the faults for an input of this many ``records``. They cause a few dozen dead letters."""
     folder.mkdir(exist_ok=True)
     return Faults(str(folder), seed, flaky_one_in(records), min(max(records // 50, 40), 20_000))
 

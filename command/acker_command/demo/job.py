@@ -64,7 +64,7 @@ class JobOptions:
 
 
 class DemoJob:
-    """One run, whose parts ``exits`` ends. Raises ``DemoError`` if it cannot run."""
+    """One run of the demo. ``exits`` ends its parts. Raises ``DemoError`` if it cannot run."""
 
     def __init__(self, options: JobOptions, exits: ExitStack) -> None:
         self._options, self._exits, self._folder = options, exits, _folder(options.keep, exits)
@@ -83,7 +83,6 @@ class DemoJob:
         self._servers = DemoServers(self._folder / "server", options.servers, self._view.say)
 
     def run(self) -> dict[str, Any]:
-        """Run the demo and return its result."""
         view, files, servers = self._view, len(self._text.paths), self._options.servers
         what = "a server" if servers == 1 else f"ZooKeeper, {servers} servers"
         in_files = "1 file" if files == 1 else f"{files:,} files"
@@ -106,7 +105,7 @@ class DemoJob:
 
     def _run_source(self, spark: Any, pipeline: DemoPipeline) -> None:
         def process(batch: Batch) -> None:
-            # A batch of replays gets no strike, except from records that raise.
+            # A batch of replays gets no strike. Its records may still raise.
             strike = faults.deal(self._strikes, batch.records - batch.replays, self._size)
             self.verifier.begin_batch(strike)
             with faults.sabotage(self._faults, strike, self._servers.hits, self._view.strike):

@@ -60,7 +60,7 @@ class DemoPipeline:
 
         @sink
         def save(rows: DataFrame) -> None:
-            # Named by the number of commits: each micro-batch of a query counts its batches from 1.
+            # Named by the number of commits, because each micro-batch of a query counts its batches from 1.
             staged = self.staging / f"commit-{len(os.listdir(self.committed)):05}"
             _write(rows, staged, self.faults, strike)
             os.rename(staged, self.committed / staged.name)
@@ -74,8 +74,8 @@ def table_of_categories(spark: SparkSession) -> DataFrame:
 
 
 def texts(faults: Faults) -> Operator:
-    """A row operator: the text of a line, stripped. A share of the lines raises once. Bytes that are not UTF-8 raise
-    each time."""
+    """Return a row operator that strips the text of a line. A share of the lines raises once. Bytes that are not UTF-8
+    raise each time."""
 
     @operator("text string", keep=ORIGIN)
     def text(row: Row) -> Iterator[str]:
@@ -88,7 +88,7 @@ def texts(faults: Faults) -> Operator:
 
 
 def words(faults: Faults, strike: Strike | None) -> Operator:
-    """An Arrow operator: the words of each text. Poison raises; one worker process is killed in here."""
+    """Return an Arrow operator that splits each text into words. Poison raises. One worker process is killed here."""
 
     @arrow_operator("word string", keep=ORIGIN)
     def word(lines: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
@@ -107,7 +107,7 @@ def words(faults: Faults, strike: Strike | None) -> Operator:
 
 
 def counts(faults: Faults, strike: Strike | None) -> Group:
-    """A group operator: the count of each word in each line. The row of a line descends from all its words."""
+    """Return a group operator that counts each word in each line. The row of a line descends from all its words."""
 
     @group("bucket", "root_id bigint, path string, line bigint, counts map<string, bigint>")
     def count(words: pa.Table) -> tuple[pa.Table, list[Any]]:

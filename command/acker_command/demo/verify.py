@@ -32,10 +32,10 @@ VERDICTS = {"failed": Verdict.FAILED, "timed_out": Verdict.TIMED_OUT, "interrupt
 
 
 class Verifier(Listener):
-    """``numbers``: the numbers of records, by their origins. ``counts``: the figures of a run, by name.
+    """``numbers``: returns the numbers of the records with given origins. ``counts``: the figures of a run, by name.
     ``replayed_by``: the number of records that were LOST, or unfinished, in the batch that each strike hit.
 
-    ``answers``: int8[n], NOTHING, ACKED or DEAD for each record; ``roots``: those that were acked, as int64[n].
+    ``answers``: int8[n], NOTHING, ACKED or DEAD for each record. ``roots``: int64[n], the acked root id of each record.
     ``examples`` names some records whose ACK was false.
     """
 
@@ -55,7 +55,6 @@ class Verifier(Listener):
         self._held = pd.DataFrame(empty, index=pd.Index([], dtype=np.int64))
 
     def begin_batch(self, strike: Strike | None) -> None:
-        """Note the strike of the batch that begins."""
         self._strike = strike
         self.replayed_by[strike] += 0
 
@@ -76,7 +75,8 @@ class Verifier(Listener):
         self.dead(self._numbers(dead.origins()))
 
     def acked(self, roots: Column, records: Ints) -> None:
-        """Check the committed rows of ``roots: uint64[n]``, which were just reported ACKED, of ``records``."""
+        """Check the rows committed under ``roots: uint64[n]``, which were just reported ACKED. ``records``: the numbers
+        of their records."""
         self._count_answers(records, ACKED, "acked")
         self.roots[records] = roots.view(np.int64)
         for folder in set(self._committed.iterdir()) - self._read:

@@ -46,12 +46,10 @@ class DemoView(ExitStack):
         return self
 
     def say(self, activity: str) -> None:
-        """Show the current activity."""
         self._activity = activity
         self._print(f"   {activity}", "dim")
 
     def strike(self, what: str) -> None:
-        """Show a fault that has happened."""
         self._print(f"⚡ {what}", "yellow")
 
     def figures(self) -> dict[str, int]:

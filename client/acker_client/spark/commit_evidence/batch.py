@@ -37,15 +37,15 @@ ACK_COLUMN = ("column", "ack()")
 EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"
 UNTAKEN = "no sink, ack() or Collector is done with it; use @sink or functions.ack()"
 
-# The steps whose rows neither a sink nor a step took, each with the actions on its rows behind an `ack()`.
+# Each step whose rows no sink and no other step took, with the actions on its rows through an `ack()` column.
 Acks = Sequence[tuple[lineage.Node, Sequence[Action]]]
 
 _logger = logging.getLogger("acker.spark")
 
 
 class Once:
-    """The memory of a run for its later batches: rows to cache so that they are evaluated only once, and swallowed
-    failures that were logged. Thread-safe."""
+    """What a run remembers for its later batches: which rows to cache, so that they are evaluated only once, and which
+    swallowed failures are logged already. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Once:
             return (kind, name) in self._names
 
     def log_swallowed(self, sink: str, actions: Sequence[Action]) -> None:
-        """Log the failures among ``actions`` whose exceptions ``sink`` swallowed, one for each target in the run."""
+        """Log the failed ``actions`` whose exceptions ``sink`` swallowed. Each target is logged once in a run."""
         for action in actions:
             place = action.target.place
             if not action.failure:
@@ -111,7 +111,7 @@ class NotHeld(AckerError):
 
 
 class SinkEvidence:
-    """The evidence of one sink over one frame, over all its calls. Thread-safe."""
+    """The evidence of one sink for one frame, from all calls of the sink. Thread-safe."""
 
     def __init__(self, name: str, note_store: NoteStore) -> None:
         self.name = name
@@ -128,10 +128,10 @@ class SinkEvidence:
     def planned(
         self, df: DataFrame, plan: Callable[[], tuple[DataFrame, lineage.Node]]
     ) -> tuple[DataFrame, lineage.Node]:
-        """Return the rows and the step of the sink over ``df``.
+        """Return the rows to give to the sink for ``df``, and the sink's step.
 
-        They come from an earlier call with the same frame, so that both calls deliver the same rows; else from
-        ``plan``.
+        The first call with a frame gets them from ``plan``. Later calls with the same frame get the same result, so
+        that all of them deliver the same rows.
         """
         with self._lock:
             for known, rows, node in self._planned:
@@ -149,7 +149,7 @@ class SinkEvidence:
                 self._rerun_ms = now_ms()
             self._calls.append((node, witness, rows))
             self._running.append(job_tag_of(node))
-            # Counts as failed until it returns, so that a batch settled meanwhile by another thread is abandoned.
+            # The sink counts as failed until it returns: if another thread settles the batch before, it is abandoned.
             self.error = Undelivered(f"sink {self.name!r} has not returned", is_transient=True)
         return witness
 
@@ -168,7 +168,7 @@ class SinkEvidence:
             return sorted(self._running)
 
     def judge(self, finder: ActionFinder, places: Places, once: Once, vouched_ms: float) -> Undelivered | None:
-        """Return why there is no evidence that its rows were delivered; None if there is.
+        """Return why there is no evidence that the sink's rows were delivered; None if there is evidence.
 
         ``vouched_ms``: when the user called ``batch.done()``.
         """
@@ -185,9 +185,9 @@ class SinkEvidence:
         )
 
     def read_what_was_pruned(self, finder: ActionFinder, places: Places) -> SinkFailed | None:
-        """Read the rows if Spark's optimizer found that the sink's write does not need them, so that they are acked.
+        """Read the rows if Spark's optimizer removed them from the sink's write, because only reading them acks them.
 
-        A sink may decide that it needs none of its rows. Returns why they cannot be read, or None.
+        A sink may need none of its rows. Returns the error if the rows cannot be read, else None.
         """
         return _read(self._calls[-1][2], self.name) if finder.is_pruned(places) else None
 
@@ -197,7 +197,7 @@ class SinkEvidence:
         return [node for node, _, _ in self._calls]
 
     def places(self) -> Places:
-        """Return where its rows are in what Spark has run so far."""
+        """Return how to recognize the sink's rows in what Spark has run so far."""
         nodes, witnesses = self.nodes, [witness for _, witness, _ in self._calls]
         tags = list(dict.fromkeys(node.tag for node in nodes))
         functions = [*dict.fromkeys(node.function for node in nodes), *(AGAIN + tag for tag in tags)]
@@ -262,7 +262,8 @@ class BatchEvidence:
         return self.once.must_cache(*ACK_COLUMN)
 
     def add_ack_witness(self, functions: Sequence[str], witness: Witness) -> None:
-        """Register the ``witness`` of rows behind an ``ack()``. ``functions``: of the steps that made these rows."""
+        """Register the ``witness`` of rows behind an ``ack()``. ``functions``: the functions of the steps that made
+        these rows."""
         with self._lock:
             self._ack_witnesses.append((functions, witness))
 
@@ -359,16 +360,17 @@ class BatchEvidence:
             self.once.remember(kind, name)
 
     def _moving(self, nodes: Sequence[lineage.Node]) -> list[tuple[str, str]]:
-        """Return the (kind, name) of the steps to cache so that another evaluation cannot cut rows into other tasks.
+        """Return the (kind, name) of the steps to cache because another evaluation may split their rows into tasks
+        differently.
 
-        These are the steps behind a node whose task boundaries may move, and the steps before it: range partitioning
-        evaluates its input once more to sample it.
+        These are the steps after a node whose task boundaries may move. The steps before it are included, because
+        range partitioning evaluates its input once more to sample it.
         """
         moving = dict.fromkeys((node.kind, node.name) for node in nodes if node.moves or node.is_moved)
         return [step for step in moving if step[0] != "sink" and not self.once.must_cache(*step)]
 
     def _judge_untaken(self, acks: Acks, finder: ActionFinder) -> list[Undelivered | None]:
-        """Return, for each step whose rows no sink or step took, why they are not known to be acked, or None."""
+        """Return for each step in ``acks`` why its rows are not known to be acked; None where they are."""
         nodes = lineage.steps_of(self)
         return [self._judge_untaken_step(node, actions, nodes, finder) for node, actions in acks]
 
@@ -379,7 +381,7 @@ class BatchEvidence:
             self.once.log_swallowed("ack()", actions)
             return judge("ack()", actions, forgotten=finder.is_forgetful, vouched_ms=self._vouched_ms)
         if finder.has_user_code(node.function):
-            # Only a Collector can have acked these rows, one by one. A delivery that failed behind it still counts.
+            # Only a Collector can have acked these rows, one by one. A delivery that failed after it still counts.
             if finder.has_arrow_code():
                 return Undelivered(
                     "ack() went into an RDD job, which does not show whether its rows were read to the end; use @sink"
@@ -397,7 +399,7 @@ class BatchEvidence:
         return Undelivered(f"no sink took the rows of {_described(node, nodes)}; use @sink or functions.ack()")
 
     def _actions_of_acks(self, node: lineage.Node, finder: ActionFinder) -> list[Action]:
-        """Return the actions on the rows of a step behind an ``ack()``, ordered by their start."""
+        """Return the actions on a step's rows through an ``ack()`` column, in the order in which they began."""
         seen = [witness for functions, witness in self._ack_witnesses if node.function in functions]
         notes = self._note_store.of([witness.tag for witness in seen])
         known = [
@@ -424,7 +426,7 @@ def _read(rows: DataFrame, name: str) -> SinkFailed | None:
 
 
 def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence[Witness], below: str = "") -> Places:
-    """Return the places of rows with these functions in a plan, which ``witnesses`` have watched."""
+    """Return how to recognize rows by the names of ``functions`` in a plan. ``witnesses``: observers of these rows."""
     partitions = {rdd: count for witness in witnesses for rdd, count in witness.partitions().items()}
     calls = {call: target for witness in witnesses for call, target in witness.calls.items()}
     return Places(tuple(functions), notes, partitions, below, calls)

@@ -33,7 +33,7 @@ def is_of_the_program(error: BaseException) -> bool:
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Whether the program caused ``error``, unless a row may have caused it."""
+    """Whether ``error`` is a mistake of the program, provided that no row of the batch can have caused it."""
     return isinstance(error, MISTAKES) or getattr(error, "is_mistake", False)
 
 
@@ -55,5 +55,5 @@ def other_rows(error: BaseException) -> str:
 
 
 def is_without_evidence(error: BaseException) -> bool:
-    """Whether a batch is not done only for lack of evidence: no write of it failed."""
+    """Whether ``error`` only says that evidence is missing: no write of the batch failed."""
     return isinstance(error, Undelivered) and not error.is_transient

@@ -1,12 +1,12 @@
-"""Evidence: whether what Spark did for the rows of a sink counts as done. Pure.
+"""Evidence: decides from Spark's actions whether the rows of a sink were delivered. Pure.
 
-Decides by actions alone: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
-an action that delivers all the rows and succeeded. Each delivery that failed needs a later one to the same target. A
-look (count, show, a collected aggregate) that succeeds neither helps nor harms. Nothing makes up for a failed look, not
-even its repetition: its exception may have kept the sink from a write that leaves no trace. The user's word
-(``batch.done()``) stands for what cannot be proven. A sink may filter rows away before it writes. A limit is different:
-the rows behind it were not read. The modules ``executions`` and ``following`` collect the actions from Spark's stores
-and from the client's own calls. This module knows neither Spark nor rows.
+Only the actions count: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
+an action that delivered all the rows and succeeded. Each failed delivery needs a later one to the same target. A look
+(count, show, a collected aggregate) that succeeds neither helps nor harms. Nothing makes up for a failed look, not even
+its repetition: its exception may have kept the sink from a write that leaves no trace. The user can vouch for what
+cannot be proven (``batch.done()``). A sink may filter rows away before it writes. A limit is different: the rows beyond
+it were not read. The modules ``executions`` and ``following`` collect the actions from Spark's stores and from the
+client's own calls. This module knows neither Spark nor rows.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Action:
 
     ``did``: what it did with them, as in "it counted them"; ``delivers``: whether it hands rows on (a write, foreach,
     collect), or only looks; ``is_whole``: whether it is known to read every row; ``is_doubtful``: it may have stopped
-    before the end of its rows, and not because of a limit in the plan; ``began_ms``, ``ended_ms``: Unix time,
-    ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the same in
-    full, where it is known.
+    before the end of its rows for another reason than a limit in the plan; ``began_ms``, ``ended_ms``: Unix time,
+    ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the full
+    traceback of the failure, if it is known.
     """
 
     did: str
@@ -66,7 +66,7 @@ class Action:
         return self.delivers and self.is_whole and self.succeeded
 
     def mends(self, failed: Action) -> bool:
-        """Whether this action delivered later what ``failed`` did not, so that ``failed`` no longer counts."""
+        """Whether this action later delivered all rows to the target of ``failed``, which then no longer counts."""
         is_same = failed.delivers and self.target == failed.target
         return is_same and self.is_delivery and self.began_ms >= failed.ended_ms
 

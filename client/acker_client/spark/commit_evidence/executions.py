@@ -1,7 +1,7 @@
 """Executions: the SQL executions and RDD jobs that Spark's own stores recorded.
 
-Decides what has run since a given moment, whether the stores may have forgotten some of it, and how long to wait for an
-end to be recorded. Reads Spark's stores, which are complete without the UI, and never rows.
+Decides what has run since a given moment, whether the stores may have forgotten some of it, and how long to wait until
+Spark has recorded an end. Reads no rows, only Spark's stores, which are complete even without Spark's UI.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Executions:
         return bool(self._sources.dataSourceExists(table))
 
     def _is_full(self, kept: int, setting: str) -> bool:
-        """Whether a store may have dropped entries: above its bound it drops down to nine tenths of it."""
+        """Whether a store may have dropped entries. Above its limit Spark drops entries down to nine tenths of it."""
         return kept >= 0.8 * float(self._settings.get(setting, "1000"))
 
     def _newest(self) -> int:
@@ -153,7 +153,7 @@ class Ran:
 
 
 class Execution:
-    """One SQL execution in Spark's store. What depends on its end waits until the end is recorded."""
+    """One SQL execution in Spark's store. Properties that depend on its end wait until Spark has recorded the end."""
 
     def __init__(self, store: Any, number: int, is_python_source: Callable[[str], bool]) -> None:
         self.number = number
@@ -180,7 +180,7 @@ class Execution:
 
     @cached_property
     def method(self) -> str:
-        """Spark's method that began it, as ``Dataset.collectToPython``; within a call of the client's own, the call
+        """Spark's method that began it, as ``Dataset.collectToPython``. Inside one of the client's own calls: the call
         site that the client has set for it."""
         return str(self._data.details()).partition("\n")[0].partition("(")[0]
 
@@ -190,7 +190,7 @@ class Execution:
         return not self._ended.jobs().isEmpty()
 
     def target(self, places: Places) -> Target:
-        """Return where it delivers the rows at ``places`` to."""
+        """Return the target to which it delivers the rows at ``places``."""
         if self.method in places.calls:
             return places.calls[self.method]
         place = self.graph.writing.removeprefix("Execute ")[:PLACE_CHARS] or self.method.rpartition(".")[2]
@@ -229,8 +229,8 @@ class Execution:
 
     @cached_property
     def has_left_out(self) -> bool:
-        """Whether it may have skipped its write because the target exists. That it ran jobs does not rule this out:
-        Spark runs the plan below an exchange before it plans the part above."""
+        """Whether it may have skipped its write because the target exists. It may have run jobs all the same: Spark
+        runs the plan below an exchange before it plans the part above."""
         self._ended  # noqa: B018 (only then are the metrics complete)
         return self.graph.has_left_out(self._store.executionMetrics(self.number))
 
@@ -248,7 +248,7 @@ class Execution:
 
 
 class Job:
-    """One RDD job in Spark's store. ``is_seen``: the client observes at its call how it ends (``following``)."""
+    """One RDD job in Spark's store. ``is_seen``: the client made the call and observes how it ends (``following``)."""
 
     def __init__(self, core: Any, jvm: Any, number: int, is_seen: bool) -> None:
         self.number = number
@@ -258,7 +258,7 @@ class Job:
 
     @cached_property
     def action(self) -> str:
-        """The call that began it, as ``collect``; ``runJob at`` and the place if Spark's own code did."""
+        """The call that began it, as ``collect``. If Spark's own code began it: ``runJob at`` and the place there."""
         what, _, where = str(self._known.name()).partition(" at ")
         return f"{what} at {where.partition('.')[0]}" if what == "runJob" else what
 

@@ -29,13 +29,13 @@ from acker_client.spark.driver.lineage import AGAIN, READS, new_tag
 from acker_client.spark.worker import reading
 from acker_client.spark.worker.chain import renamed
 
-# Actions of RDDs that hand all rows on; what they run reads its input to the end, or leaves a note.
+# RDD actions that deliver all rows. The functions that they run read their input to the end, or leave a note.
 _COLLECTS = frozenset({"collect", "collectAsMap", "collectWithJobGroup"})
 _HANDS_ON = _COLLECTS | {
     "foreach", "foreachPartition", "saveAsTextFile", "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset",
     "saveAsNewAPIHadoopFile", "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
 }  # fmt: skip
-# RDD methods that make one row of several, or one RDD of several in which rows are missing.
+# RDD methods that make one row from several rows, or one RDD from several RDDs without some of their rows.
 _GROUPS = frozenset({
     "aggregateByKey", "cogroup", "combineByKey", "distinct", "foldByKey", "groupBy", "groupByKey", "groupWith",
     "intersection", "reduceByKey", "subtract", "subtractByKey",
@@ -149,8 +149,8 @@ class FollowedFrame(_Followed, ClassicFrame):
         self._trail.witness.views[name.lower()] = frame_step(self)
 
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
-        """Make a checkpoint, which delivers nothing. If it fails, it counts as a failed delivery: its purpose is
-        unknown."""
+        """Make a checkpoint, which delivers nothing. A failed one counts as a failed delivery, because the user's
+        purpose with it is unknown."""
         began_ms, witness, target = now_ms(), self._trail.witness, self._trail.target("a checkpoint", frame_step(self))
         try:
             df = checkpoint()
@@ -160,10 +160,10 @@ class FollowedFrame(_Followed, ClassicFrame):
         return self._marked_again(df)
 
     def _marked_again(self, df: DataFrame) -> DataFrame:
-        """Return ``df`` with functions that pass rows through, and whose names mark the rows in a plan as the sink's.
+        """Return ``df`` with functions that pass rows through. Their names mark the rows in a plan as the sink's.
 
-        The checkpoint has removed these names from the plan. One function stands for the sink, and the others stand for
-        the user's functions between the sink's frame and the checkpoint.
+        The checkpoint has removed the earlier marks from the plan. One function stands for the sink, and the others
+        stand for the user's functions between the sink's frame and the checkpoint.
         """
         trail = self._trail.through(self)
         if trail.unread:
@@ -257,10 +257,10 @@ class FollowedMerge(_FollowedWrites, MergeIntoWriter):
 
 
 class _FollowedRows(_Followed):
-    """An RDD of a sink's rows. Spark's stores say little about it, so what counts is what the caller observes."""
+    """An RDD of a sink's rows. Spark's stores say little about an RDD, so the caller's own observations count."""
 
     def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:
-        """Do the same as the RDD's own method, on which all other methods with a function are built."""
+        """Do the same as the RDD's own method, and watch ``f``. All other methods with a function are built on it."""
         trail = self._trail
         if trail.witness.is_looking:
             plain: RDD[Any] = super().mapPartitionsWithIndex(f, preservesPartitioning)  # type: ignore[misc]
@@ -271,7 +271,7 @@ class _FollowedRows(_Followed):
         return followed
 
     def foreachPartition(self, f: Any) -> None:
-        """Do the same as the RDD's own method; rows that the function leaves unread are noted for this action only."""
+        """Do the same as the RDD's own method. If ``f`` leaves rows unread, this counts for this action only."""
         watched, name = _over_partitions(lambda _, rows: reading.exhausted(f(rows)), self._trail.witness)
         mapped: Any = super().mapPartitionsWithIndex(watched)  # type: ignore[misc]
         trail, target = self._trail.behind(name), self._trail.target("foreachPartition", digest(f))
@@ -393,7 +393,8 @@ def _trails(given: Iterable[object]) -> Iterator[Trail]:
 
 
 def record_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:
-    """Record a failed write: ``writer`` wrote by the call ``name``, but ``error`` kept the output from its place."""
+    """Record a failed write: ``writer`` wrote by the call ``name``, but ``error`` kept the output from being moved to
+    its place."""
     if isinstance(writer, FollowedWriter):
         trail, target = writer._trail, writer._target(name, args, {}, writer._df)
         trail.witness.record_failure("tried to write them", now_ms(), error, trail, target)
@@ -417,7 +418,7 @@ def _over_batches(function: Any, witness: Witness) -> Any:
 
 
 def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
-    """Do the same for a function over (index, rows) of a partition. Return it, and its name in notes."""
+    """Wrap a function over (index, rows) of a partition in the same way. Return it, and its name in notes."""
     name = READS + new_tag()
     return reading.over_partitions(function, name, witness.tag, witness.note_writer), name
 

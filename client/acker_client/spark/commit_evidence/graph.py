@@ -19,10 +19,10 @@ from acker_client.spark.commit_evidence.evidence import Target
 from acker_client.spark.driver.lineage import READS
 from acker_client.spark.worker.notes import Note
 
-# Nodes that end before they have read their input, or hand on only a part of it.
+# Nodes that end before they have read all their input, or hand on only a part of it.
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
 
-# Nodes that aggregate. A cut behind one of them cuts off groups and not rows, unless it has no functions (a distinct).
+# Nodes that aggregate. A cut above one of them drops groups, not rows, unless the node has no functions (a distinct).
 AGGREGATES = frozenset({
     "HashAggregate", "SortAggregate", "ObjectHashAggregate", "AggregateInPandas", "ArrowAggregatePython",
 })  # fmt: skip
@@ -96,7 +96,7 @@ class Places:
 class PlanPath:
     """The path from a place in a plan up to its top.
 
-    ``names``: of the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it.
+    ``names``: the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it.
     ``groups``: whether an aggregate that computes something groups the rows. ``aggregates``: whether there is any
     aggregate. ``reads``: the user's watched functions over batches. ``unproven``: the first node that need not read its
     input to the end ("" if there is none).
@@ -187,8 +187,8 @@ class Graph:
         return [self._plan_path(path) for number in found for path in self._paths_up(number)]
 
     def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
-        """Whether no rows came out of any of the places. ``values``: of the metrics; ``has_ended``: the execution has
-        itself read the rows to the end of a task, and not only rows that another one has cached."""
+        """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_ended``: this
+        execution itself has read the rows to the end of a task. One that reads rows cached by another has not."""
         found = self._found(places)
         names = {self._nodes[above][0] for number in found for path in self._paths_up(number) for above in path}
         if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):
@@ -250,7 +250,7 @@ def _rows(metrics: Any, values: Any) -> list[str]:
 
 
 def _groups(aggregate: str) -> bool:
-    """Whether an aggregate computes something. A distinct does not: it hands on rows, so a cut behind it cuts rows."""
+    """Whether an aggregate computes something. A distinct does not: it hands on rows, so a cut above it drops rows."""
     return "functions=[]" not in aggregate
 
 

@@ -1,5 +1,5 @@
-"""Others: frames and RDDs with a sink's rows that do not derive from the sink's frame: `other.join(rows)`, a view, SQL,
-`other.union(rows.rdd)`.
+"""Others: frames and RDDs that hold a sink's rows, but do not derive from the sink's frame. Examples are
+`other.join(rows)`, a view, SQL, and `other.union(rows.rdd)`.
 
 While a sink runs, such a frame is followed from the moment that its rows are taken out. The frame's plan shows whose
 rows it holds. An RDD has no plan: it is followed if it was made from an RDD that is followed.

@@ -22,8 +22,8 @@ _ID = re.compile(r"#\d+")
 
 
 def shape_of(plan: str, functions: Sequence[str]) -> str:
-    """Return the plan without what lies below the nodes that run one of ``functions``, as text. Equal plans give equal
-    texts; "" if the plan cannot be compared. ``plan``: Spark's description in its own "formatted" mode."""
+    """Return the plan as text, cut off below the nodes that run one of ``functions``. Equal plans give equal texts. The
+    text is "" if the plan cannot be compared. ``plan``: Spark's description in its own "formatted" mode."""
     tree, *blocks = re.split(r"\n\n+(?=\(\d+\) )", _ADAPTED.sub("", plan))
     blocks_by_number = {block[1 : block.index(")")]: block for block in blocks}
     kept: list[str] = []

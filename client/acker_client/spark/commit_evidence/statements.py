@@ -76,7 +76,7 @@ def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Tra
         ]
         with ExitStack() as stack:
             if delivers:
-                # A statement has one call site, so only the first sink is found by it. Another one compares plans.
+                # A statement has one call site, so it can lead to the first sink only. Others are found by their plans.
                 stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
             try:
                 made = sql(*args, **kwargs)

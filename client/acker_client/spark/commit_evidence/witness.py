@@ -1,7 +1,7 @@
 """Witness: what the client observes of one run of a sink, and how a frame or an RDD derives from the sink's rows.
 
-Decides how much an action proves that the client observed at its own call, and where the action delivers to. An action
-over a part of the rows delivers only a part.
+The client observes some actions because it makes their calls itself. This module decides how much such an action
+proves, and where it delivers to. An action over a part of the rows delivers only a part.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Witness:
         return rdd.mapPartitionsWithIndex(through, preservesPartitioning=True)
 
     def iterate(self, make: Callable[[], Iterator[Any]], trail: Trail) -> Iterator[Any]:
-        """Return the rows that ``make`` iterates over, and record an action when they were read to the end or raised.
-        Spark runs the jobs of shuffles when ``make`` is called."""
+        """Return an iterator over the rows of ``make``. Record an action when it has reached the end, or has raised.
+        Calling ``make`` may raise, too, because Spark runs the jobs of shuffles then."""
         began_ms, delivers, target = now_ms(), not trail.aggregates, trail.target("an iterator")
         did = "iterated over them"
 
@@ -231,7 +231,7 @@ class Trail:
         return replace(self, steps=(*self.steps, step))
 
     def beside(self, others: Iterable[Trail]) -> Trail:
-        """Return the trail of what is made of this one and ``others``. It has all rows only if each of them has."""
+        """Return the trail of a frame or RDD made from this one and ``others``. It has all rows only if each has."""
         trails = [self, *others]
         return replace(
             self,
@@ -266,7 +266,7 @@ def frame_step(df: DataFrame) -> tuple[str, int]:
 
 
 def names_step(spark: SparkSession) -> tuple[str, str, str]:
-    """Return where ``spark`` looks up names of tables, because in another database a name is another table's."""
+    """Return where ``spark`` looks up names of tables. In another database the same name means another table."""
     return ("names", spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
 
 

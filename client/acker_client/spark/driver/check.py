@@ -1,4 +1,4 @@
-"""Check: whether every executor has what tracked steps need, found out before the first job fails.
+"""Check: find out whether every executor has what tracked steps need, before a job fails without it.
 
 Decides what to check on an executor, and how to fix what is missing. Runs one small Spark job; emits and acks nothing.
 """
@@ -57,7 +57,7 @@ class CheckReport:
 
 
 def check(spark: SparkSession, settings: Settings | None = None) -> CheckReport:
-    """Check on the executors the packages, their versions, and whether the server is reachable. Print the report and
+    """Check that the executors have the packages in the right versions and reach the server. Print the report and
     return it.
 
     Raises :class:`~acker_client.spark.driver.session.SessionError` with the fix if the job itself cannot run.
@@ -181,8 +181,8 @@ def _row(executor: Executor) -> tuple[str, ...]:
 
 
 def _what_to_do(error: str, line: str) -> str:
-    """Return a message with the fix and the line of Spark's error that names the cause; with ``line`` if the cause is
-    unknown."""
+    """Return a message with the fix, and with the line of Spark's error that names the cause. If the cause is unknown,
+    the message holds ``line``."""
     causes = {
         "PYTHON_VERSION_MISMATCH": "workers run another Python than the driver: set PYSPARK_PYTHON to the same version",
         "No module named": "a package is missing on the executors: install 'acker[spark]' there",

@@ -1,11 +1,11 @@
 """Lineage: which tracked steps the driver has planned, and what consumes the rows of each.
 
-Decides that the rows of a step have one consumer: its edges are consumed once, and with a second consumer two different
-reports would claim them. The same sink may take the same rows again, because it makes the same report.
+The rows of a step have one consumer. Each edge is consumed once, and a second consumer would claim the same edges in a
+different report. The same sink may take the same rows again, because it makes the same report.
 
-Holds batches weakly: a step is forgotten with the batches whose rows it takes (several if frames of two sources meet),
-so the memory of a driver that runs for months does not grow. Never looks at a Spark plan (``plan`` does), and never
-talks to a server.
+Holds batches weakly, so that the memory of a driver that runs for months does not grow. A step is forgotten with the
+batches whose rows it takes (several if frames of two sources meet). Never looks at a Spark plan (``plan`` does), and
+never talks to a server.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Consumer:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One applied tracked step: a source's read, an operator, a stock operator.
+    """One applied tracked step: a source's read, an operator, a built-in operator.
 
-    ``batches``: whose rows it takes, held weakly. ``moving_boundaries``: a second evaluation may cut the rows that
-    reach this step into other tasks. ``moves``: the reason is a node between this step and the step before it.
-    ``is_moved``: the reason is a node between this step and one that takes its rows.
+    ``batches``: the batches whose rows it takes, held weakly. ``moving_boundaries``: a second evaluation may split the
+    rows that reach this step into tasks differently. ``moves``: the reason is a node between this step and the step
+    before it. ``is_moved``: the reason is a node between this step and one that takes its rows.
     """
 
     kind: str
@@ -130,7 +130,7 @@ def node_of(function: str) -> Node | None:
 
 
 def is_ours(function: str) -> bool:
-    """Whether a function's name is that of a tracked step, remembered or forgotten."""
+    """Whether a function's name is the name of a tracked step, including steps that are forgotten."""
     return FUNCTION.match(function) is not None
 
 
@@ -158,7 +158,8 @@ class Consumed(Exception):
 
 
 def admit_join(*batches: object) -> str:
-    """Return a name for the right side of a stock join: the guard allows a left outer join with ``right.alias(name)``.
+    """Return a name for the right side of a built-in join. The guard allows a left outer join with
+    ``right.alias(name)``.
 
     The caller must ensure that the right side has at most one row for each key, so that left rows stay one to one.
     """
@@ -171,12 +172,11 @@ def admit_join(*batches: object) -> str:
 
 
 def is_admitted_join(alias: str) -> bool:
-    """Whether ``alias`` names the right side of a stock join."""
+    """Whether ``alias`` names the right side of a built-in join."""
     return alias in _joins
 
 
 def known_steps() -> Iterable[Node]:
-    """Return the steps that are remembered now."""
     with _lock:
         return tuple(_nodes.values())
 

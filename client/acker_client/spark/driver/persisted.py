@@ -30,7 +30,7 @@ PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"
 COMPRESSED, ADAPTIVE = "spark.sql.inMemoryColumnarStorage.compressed", "spark.sql.adaptive.enabled"
 # Held while a setting of the session is changed, so that no other thread here reads the changed value.
 _PLANNING = threading.Lock()
-# A condition names at most this many stretches of pages; above that it lists the pages.
+# A filter names at most this many ranges of pages. If there are more, it lists the pages.
 STRETCHES_MAX = 20
 
 

@@ -32,7 +32,6 @@ class Query:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the query was stopped."""
         if self._query is not None:
             return not self._query.isActive()
         return self._id is not None and bool(self._jvm.Thread.currentThread().isInterrupted())

@@ -1,8 +1,9 @@
 """Row digest: a digest of a row that Spark itself computes, so that no row has to go to Python for it.
 
 Decides what goes into the digest, so that different values have different digests. Spark's own hash skips nulls and
-flattens nested arrays, so the positions of nulls and the lengths of arrays go in too. It refuses maps, which go in as
-their entries. It treats strings as equal that are equal by their collation, so these go in as bytes.
+flattens nested arrays, so the positions of nulls and the lengths of arrays go in too. The hash refuses maps, so their
+entries go in. It gives strings that are equal by their collation the same value, so strings with a collation go in as
+bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ JSON = (
 def row_digest(place: str, names: Sequence[str], fields: Sequence[StructField]) -> str:
     """Return a SQL expression for a digest of the column ``place`` and the columns ``names``.
 
-    ``fields``: of the columns ``names``. All names are plain, as ``_0``.
+    ``fields``: the fields of the columns ``names``. All names are plain, as ``_0``.
     """
     pairs = list(zip(names, fields, strict=True))
     nullable = [name for name, field in pairs if field.nullable]

@@ -1,7 +1,7 @@
 """Cogroup: a user's function over the rows of two frames with the same key. Its output descends from both.
 
-Decides which of the two frames are tracked: the function may read the rows of a plain table, but these are never
-parents. Decides also the order in which the function sees rows, because its result often depends on the order.
+Decides which of the two frames are tracked. The function may read the rows of a plain table, but these are never
+parents. Also decides the order in which the function sees rows, because its result often depends on the order.
 """
 
 from __future__ import annotations
@@ -244,7 +244,6 @@ class CogroupTask:
         return self.merging.merge(whole, make, partial(self.checked, left=len(ours), right=len(theirs)), given)
 
     def call(self, key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> Any:
-        """Return the result of the user's function."""
         return self.function(key, left, right) if self.takes_key else self.function(left, right)
 
     def checked(self, given: Any, left: int, right: int) -> Made:

@@ -67,11 +67,11 @@ class Collector:
         self._reasons: dict[int, str] = {}
 
     def emit(self, value: Any, anchors: Iterable[Any]) -> Row:
-        """Return ``value`` as a Row anchored to the records ``anchors`` (which have tracking columns). Yield it on.
+        """Return ``value`` as a Row anchored to the records ``anchors`` (which have tracking columns). Yield this Row.
 
-        The Row has the fields of ``value`` (of a Row or dict; otherwise one field ``value``) and its anchors. These are
-        thin if there is at most one and the inputs were thin. Its edges hash its content, and how many rows were
-        emitted before it under the same anchor.
+        The Row has the fields of ``value`` (one field ``value`` unless that is a Row or dict) and its anchors. The
+        anchors are thin if there is at most one and the inputs were thin. An edge is a hash of the Row's content, and
+        of the number of rows emitted before under the same anchor.
         """
         fields = _fields(value)
         content = hash_content(list(fields.values()))
@@ -101,7 +101,7 @@ class Collector:
             self._reasons.setdefault(anchor[0], text[:REASON_LENGTH_MAX])
 
     def reset_timeout(self, record: Any) -> None:
-        """Restart the message timeouts of the trees of ``record``. Sent at once: the end of the block is too late."""
+        """Restart the message timeouts of the trees of ``record``, at once and not at the end of the block."""
         roots = np.array(sorted({root for root, _ in _anchors_of(record)}, key=mix64), np.uint64)
         if not len(roots):
             return

@@ -41,8 +41,8 @@ class HandOn(Sink[[], None]):
     """A sink that writes each row to a topic, as a message that carries anchors in its headers."""
 
     def __init__(self, messages: Messages, key: str | None, value: str) -> None:
-        # The name must identify the messages. A frame has one sink per name: with equal names the tree would be done
-        # as soon as the messages of the first sink are.
+        # The name must identify the messages, because a frame has one sink per name. If two sinks had the same name,
+        # the tree would be done as soon as the first sink's messages are.
         what = value if key is None else f"{value} by {key}"
         super().__init__(_run, f"hand_on {messages}, {what}", owner=self)
         self._messages = messages

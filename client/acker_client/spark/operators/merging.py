@@ -1,9 +1,9 @@
 """Rows that descend from several rows: the common part of ``group`` and ``cogroup``.
 
-Decides which parents a function may name for a row, and how many a row may have. Decides also how the account of each
+Decides which parents a function may name for a row, and how many a row may have. Also decides how the account of each
 group (its consumed and produced edges) reaches the server. Spark calls the function once a group and does not signal
-the end of the task. The account therefore travels in a column to a step right behind, in the same task, which reports
-for all groups.
+the end of the task. The account therefore travels in a column to the next step, which runs in the same task and reports
+for all its groups.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from acker_client.spark.worker.rows import arrow_schema
 # An internal column between the two plan nodes of the step. The user never sees it.
 ACCOUNT = "_acker_account"
 
-# The first byte of an account: its row is a row of the user's, or a placeholder for a group without output rows.
+# The first byte of an account says what its row is: one of the user's, or a placeholder for a group without output.
 _ROW, _PLACEHOLDER = b"r", b"g"
 
 PARENTS_MAX = 100_000

@@ -1,4 +1,4 @@
-"""Reads the records of a source as rows of Spark, and reports which of them a task has emitted.
+"""Reads the records of a source as Spark rows, and reports which of them a task has emitted.
 
 Decides the root ids of a batch's rows (``mix64(first + number)``) and their initial edges, and what a read task reports
 (inits, and the range of numbers that it covered). A record that cannot be read is emitted and failed, and not passed to

@@ -1,9 +1,9 @@
 """Reads the rows of a batch from a user's own DataFrame.
 
 Decides the root ids (by number, as with every source) and the initial edges. The initial edge of a row includes the
-row's digest. If a number is read twice with different rows, the two readings therefore never add up to an ACK. A task
-that reads other rows than were counted fails before it has reported anything. The module ``persisted`` decides where a
-frame is kept and where its rows are placed.
+row's digest. Two readings that find different rows under a number therefore never add up to an ACK. A task that reads
+other rows than were counted fails before it has reported anything. The module ``persisted`` decides where a frame is
+kept and how its rows are numbered.
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ class RowTask:
         self._reader, self._writer = RowReader(step.given), RowWriter(step.schema)
 
     def take_rows(self, rows: Rows) -> Iterator[Rows]:
-        """Call the function for each row; yield the children as soon as there are enough, to bound memory."""
         with _rare_collections():
             given = self._reader.rows(rows.data)
             start = 0

@@ -1,7 +1,7 @@
 """Sinks: the end of a tracked pipeline. Rows are acked once they are written.
 
-A step in front of the user's write, in the same job, acks the rows. The actions on the frame that the user's function
-gets are recorded. When the batch is settled, ``commit_evidence.batch`` decides by this evidence whether the write was
+A step in front of the user's write, in the same job, acks the rows. The client records what the user's function does
+with its frame. When the batch is settled, ``commit_evidence.batch`` decides by this evidence whether the write was
 done. A function that returns normally is not evidence, and neither are rows that were only read.
 """
 

@@ -1,4 +1,4 @@
-"""Fusing: puts a step into a plan: into the chain of the steps right before it, or else into a new chain.
+"""Fusing: adds a step to a plan, in the chain of the steps right before it if possible, else in a new chain.
 
 Decides which frames let the next step join their chain (the library's own, unchanged and not cached), and what the
 guard has to know about the planned chain. The guard (``plan``) decides whether a step is allowed there at all.
@@ -24,7 +24,8 @@ _ATTRIBUTE = "_acker_chain"
 
 @dataclass(frozen=True, slots=True)
 class AppliedChain:
-    """A chain and the frame that it was applied to. The resulting frame carries it, so that the next step can join in.
+    """A chain and the frame that it was applied to. The resulting frame carries this, so that the next step can join
+    the chain.
 
     Holds its batches, so that the guard knows the frame as long as the frame lives.
     """
@@ -37,8 +38,8 @@ class AppliedChain:
 def plan_step(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
     """Plan ``step`` over ``df`` and return the frame of its output. It joins the chain of the steps right before it.
 
-    ``schema``: of the output, without tracking columns. Raises ``plan.Refused`` if the rows of ``df`` are not exactly
-    the rows of tracked steps.
+    ``schema``: the output's schema, without tracking columns. Raises ``plan.Refused`` if the rows of ``df`` are not
+    exactly the rows of tracked steps.
     """
     return plan_known_step(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
 

@@ -35,9 +35,9 @@ Positions = Mapping[str, int]
 class Upstream:
     """The tracked steps whose rows reach a consumer, one for each leg of a union.
 
-    ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may cut these rows into other tasks.
-    ``moves``: a node between these steps and the consumer is the reason. ``repeated``: the same sink has taken these
-    rows before.
+    ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may split these rows into tasks
+    differently. ``moves``: a node between these steps and the consumer is the reason. ``repeated``: the same sink has
+    taken these rows before.
     """
 
     nodes: tuple[Node, ...]
@@ -53,7 +53,6 @@ class Upstream:
 
     @property
     def batch(self) -> object:
-        """The batch of :attr:`node`."""
         return self.node.batch
 
     @property
@@ -286,16 +285,16 @@ def _source_of(expression: Any) -> Any | None:
 
 
 def _is_null(expression: Any) -> bool:
-    """Whether a projected expression is null: ``allowMissingColumns`` puts it in place of a column that a leg lacks."""
+    """Whether a projected expression is null, which ``allowMissingColumns`` puts in for a column that a leg lacks."""
     while expression.getClass().getSimpleName() in ("Alias", "Cast"):
         expression = expression.child()
     return expression.getClass().getSimpleName() == "Literal" and expression.value() is None
 
 
 def _may_move(name: str, plan: Plan) -> bool:
-    """Whether a second evaluation may cut the rows above this node into other tasks.
+    """Whether a second evaluation may split the rows above this node into tasks differently.
 
-    Range partitioning samples again for each job. Without a number of partitions AQE chooses it again.
+    Range partitioning samples again for each job. AQE chooses the number of partitions again unless it is given.
     """
     if name == "Sort":
         return bool(getattr(plan, "global")())
@@ -321,7 +320,7 @@ def _between(above: Plan, below: Plan) -> Iterator[Plan]:
 
 
 def _is_stock_join(join: Plan) -> bool:
-    """Whether the stock ``join`` operator planned this left outer join, with at most one right row for each key."""
+    """Whether the acker's own ``join`` planned this left outer join, with at most one right row for each key."""
     right = join.right()
     if join.joinType().toString() != "LeftOuter" or right.getClass().getSimpleName() != "SubqueryAlias":
         return False

@@ -1,11 +1,11 @@
-"""Chain: what one Python task of Spark does: it runs steps over its input rows one after the other, and reports.
+"""Chain: the work of one Python task in Spark. It runs steps over its input rows, one after the other, and reports.
 
 Decides the order of work in a task. Rows flow through the steps batch by batch. When the input is exhausted, and never
-before, every step makes its own report, inits before updates, and the task waits for the answers before it ends. A task
-that dies, is closed early or raises has reported nothing. Each step counts for itself, so a chain of three steps
+before, every step makes its own report. Inits are sent before updates. The task waits for all answers before it ends. A
+task that dies, is closed early or raises has reported nothing. Each step counts for itself, so a chain of three steps
 reports the same edges as three chains of one step. ``operators`` decide what a step does to rows. ``plan_check``
 decides how steps join one chain (``fusing``), and what may stand between chains (``plan``). A chain is not a Spark
-*stage*: stages are cut at shuffles, and one may hold several chains.
+*stage*: stages are cut at shuffles, and a stage may hold several chains.
 
 Nothing here that is pickled holds a channel: a chain carries settings, and the client is made inside the task.
 """
@@ -136,7 +136,7 @@ def task_function(chain: Chain) -> Callable[[Iterable[pa.RecordBatch]], Iterator
 class Sender:
     """Sends reports from inside a task and waits for each answer. Loads grpc only here.
 
-    A silent server is left out only if a note can say so, because the source has to leave it out as well.
+    Leaves out a silent server only if a note can tell the source, because the source has to leave it out as well.
     """
 
     def __init__(self, settings: Settings, note_writer: NoteWriter | None = None) -> None:

@@ -1,8 +1,8 @@
 """Content: a hash of any Python value, the same in every process and every run.
 
 Decides that equal content has an equal hash (dicts and sets in any order), which Python's own ``hash`` does not ensure
-across processes. A value of an unknown type is hashed by its pickle. If that differs from run to run, so does the hash,
-which costs no more than a replay.
+across processes. A value of an unknown type is hashed by its pickle. If the pickle differs from run to run, so does the
+hash. This costs no more than a replay.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ NOTES = "spark.acker.notes"
 @dataclass(frozen=True, slots=True)
 class Note:
     """One note. ``tag``: the tracked step that it is about; the batch if ``kind`` is *without*. ``execution``: the SQL
-    execution, -1 in an RDD job. ``stage``: Spark's. ``rdd``, ``index``: the watched RDD and its partition, else -1; the
-    index is the server's id if ``kind`` is *without*. ``is_empty``: the partition has no rows. ``function``: the one
-    that ended early, if ``kind`` is *cut*."""
+    execution, -1 in an RDD job. ``stage``: Spark's stage id. ``rdd``, ``index``: the watched RDD and its partition, or
+    -1. If ``kind`` is *without*, ``index`` is the server's id. ``is_empty``: the partition has no rows. ``function``:
+    the function that ended early, if ``kind`` is *cut*."""
 
     kind: Kind
     tag: str
@@ -98,7 +98,7 @@ def tag_of(pin: Pin) -> str:
 
 
 class NoteStore:
-    """The notes of one SparkContext, in the driver. Keeps only those of :meth:`keep_notes`. Thread-safe."""
+    """The notes of one SparkContext, in the driver. Keeps only tags given to :meth:`keep_notes`. Thread-safe."""
 
     def __init__(self, context: SparkContext) -> None:
         self._accumulator: Accumulator[list[Note]] = context.accumulator([], _Appending())

@@ -81,7 +81,7 @@ def over_batches(function: Any, name: str, tag: str, note_writer: NoteWriter) ->
 
 
 def over_partitions(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
-    """Do the same for a function over (index, rows) of a partition. ``name``: the function's name in the note."""
+    """Wrap a function over (index, rows) of a partition in the same way. ``name``: the function's name in the note."""
 
     def reading(index: int, rows: Iterable[Any]) -> Iterator[Any]:
         given = _Watched(rows, lambda _: 1)

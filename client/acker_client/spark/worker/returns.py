@@ -1,7 +1,7 @@
-"""Returns: checks what the function of a batch operator, or of a group, returned.
+"""Returns: checks the result of a user's function over batches or groups.
 
-Decides how it is checked against the declared schema and the input rows. The errors fit the kind of the operator, and
-say what to return instead.
+Decides how the result is compared with the declared schema and the input rows. The errors fit the kind of the operator,
+and say what to return instead.
 """
 
 from __future__ import annotations

@@ -49,7 +49,6 @@ class DemoInput:
         """Put the lines where the source reads them. ``exits`` stops what was started. Raises ``DemoError``."""
 
     def source(self, **options: Any) -> Source:
-        """Return the source, with ``options``."""
         raise NotImplementedError
 
     def run(self, spark: Any, process: Callable[[Batch], None], **options: Any) -> None:

@@ -1,7 +1,8 @@
 """Kafka: the lines as records of a topic, in the mock cluster that librdkafka brings along.
 
-The cluster keeps 5 MiB of a partition, as sent, and drops older records. So the lines are compressed, and too many are
-refused. The key of a record is ``line:path``. The verifier goes by the offset instead.
+The cluster keeps 5 MiB of a partition, as sent, and drops older records. Therefore the lines are compressed, and an
+input that does not fit is refused. The key of a record is ``line:path``. The verifier identifies a record by its
+partition and offset, not by this key.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TOPIC = "lines"
 # Number of partitions of a topic in the mock cluster.
 PARTITIONS = 4
 TIMEOUT_S = 60.0
-# Most lines in the producer.
+# The producer is flushed after this many lines.
 FLUSH_RECORDS = 50_000
 # Lines are written in order and once, so that an offset identifies a line.
 PRODUCER = {"test.mock.num.brokers": 2, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 50}
