@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 
 log = logging.getLogger("acker_client")
 
@@ -34,4 +34,4 @@ def _run(
         # GeneratorExit is no failure: it only says that the caller left a loop.
         if first is None or isinstance(first, GeneratorExit):
             raise
-        log.warning("the clean-up after %r failed too: %s", gist(first), gist(error))
+        log.warning("the clean-up after %r failed too: %s", shorten(first), shorten(error))

@@ -23,7 +23,7 @@ _FRONTS = (
 _CAUSE = re.compile(r"^Caused by: (?P<said>.*)$", re.MULTILINE)
 
 
-def gist(error: BaseException | str) -> str:
+def shorten(error: BaseException | str) -> str:
     """Return an exception, or the text of one, as one line of at most ``REASON_LENGTH_MAX`` characters."""
     text = str(error).strip()
     kind = type(error).__name__ if isinstance(error, BaseException) else ""

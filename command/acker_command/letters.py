@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.source.records.dead_letter import DeadLetter
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
@@ -66,7 +66,7 @@ def alike(letters: Sequence[DeadLetter], what: str) -> list[Alike]:
 
 def short(reason: str) -> str:
     """Return the first line of a reason."""
-    return gist(reason)
+    return shorten(reason)
 
 
 def shown_value(letter: DeadLetter) -> str:

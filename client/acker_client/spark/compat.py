@@ -1,6 +1,6 @@
 """Supported PySpark versions, and the differences between them.
 
-Only this module asks for the installed version or uses private names of PySpark. Support for an old version can be
+Only this module asks for the installed version, or imports private names of PySpark. Support for an old version can be
 removed here without a change to the rest of the package.
 """
 

@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.source.disk import sync_directory, to_write
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import DeadLetter
@@ -135,8 +135,8 @@ class DeadLetterCall:
             self._take(list(letters))
         except Exception as error:
             raise SourceError(
-                f"dead letters were not taken by {self} ({gist(error)}). Nothing is lost: their records are not done,"
-                " and are read again at the next start"
+                f"dead letters were not taken by {self} ({shorten(error)}). Nothing is lost: their records are not"
+                " done, and are read again at the next start"
             ) from error
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.source.engine.environment import BatchFrame
 from acker_client.source.errors import SourceError
 from acker_client.source.records.in_flight import Failures
@@ -91,7 +91,7 @@ class Batch:
         else:
             # Do not keep the exception itself: its traceback refers to the loop's generator, which would then not be
             # closed when the loop is left.
-            self.error = SourceError(f"the block of the batch raised {gist(error)}")
+            self.error = SourceError(f"the block of the batch raised {shorten(error)}")
 
     def __repr__(self) -> str:
         state = "lost" if self.is_lost else "broken" if self.error is not None else "done" if self.is_done else "open"

@@ -16,7 +16,7 @@ import numpy as np
 
 from acker_client.clean_up import CleanUp
 from acker_client.cluster.scope import BatchScope
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.source.engine.batch import Batch
 from acker_client.source.engine.environment import BatchFrame, Environment, FramePlan
 from acker_client.source.engine.options import Options
@@ -114,4 +114,4 @@ def _take_back(step: Callable[[], object]) -> None:
     try:
         step()
     except Exception as error:  # noqa: BLE001  # output that stays is duplicated, not missing
-        log.warning("output of an abandoned batch could not be taken back: %s", gist(error))
+        log.warning("output of an abandoned batch could not be taken back: %s", shorten(error))

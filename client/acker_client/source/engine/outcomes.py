@@ -12,7 +12,7 @@ import logging
 import numpy as np
 
 from acker_client.cluster.watched import WatchResult
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.source.engine.batch import Batch
 from acker_client.source.engine.dead_lettering import DeadLettering
 from acker_client.source.engine.environment import Environment
@@ -167,7 +167,7 @@ class RunOutcomes:
             self._in_flight.let_go(spent.records)
             self._fail_upstream(spent)
             records = "1 record" if len(spent) == 1 else f"{len(spent)} records"
-            log.warning("%s not acked, and not tried again: %s", records, gist(spent.reason(0)))
+            log.warning("%s not acked, and not tried again: %s", records, shorten(spent.reason(0)))
         elif len(spent):
             self._dead_lettering.queue(spent)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.source.engine.batch import Batch
 from acker_client.source.engine.batches import Batches
 from acker_client.source.engine.environment import Blame, Environment
@@ -62,7 +62,7 @@ class Settling:
         settlement = Settlement.DONE
         if batch.error is not None:
             settlement = Settlement.ABANDON
-            log.warning("batch %d of %d records failed: %s", batch.number, batch.records, gist(batch.error))
+            log.warning("batch %d of %d records failed: %s", batch.number, batch.records, shorten(batch.error))
             self._refuse_hopeless(batch, batch.error)
         else:
             self._was_without_evidence = False
@@ -131,7 +131,9 @@ class Settling:
             self._batches.release_batch()
             return
         why = (
-            "the servers did not settle the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
+            "the servers did not settle the batch"
+            if batch.error is None
+            else f"the batch failed: {shorten(batch.error)}"
         )
         now = self._environment.clock()
         self._outcomes.lose_batch(batch, why, now)
@@ -160,7 +162,7 @@ class Settling:
         # A batch of one record does not count: that record goes to the dead letters, which have a limit of their own.
         self._broken_in_a_row += batch.records > 1
         if self._broken_in_a_row >= BROKEN_MAX:
-            last = gist(batch.error) if batch.error else ""
+            last = shorten(batch.error) if batch.error else ""
             raise Broken(
                 f"{self._broken_in_a_row} batches in a row failed as a whole, the last with {last!r}: see to what they"
                 " compute or write to, and start again; nothing is lost, what is not done is read again"

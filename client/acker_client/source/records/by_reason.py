@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.source.records.in_flight import Failures
 from acker_client.source.records.tracker import RecordNumbers
 
@@ -33,7 +33,7 @@ def _groups(spent: Failures) -> dict[str, RecordNumbers]:
     """Return the indices of the records, ascending, by the first line of their reason."""
     kinds = spent.reason_ids.astype(np.int64) << 8 | spent.verdicts
     _, firsts, kind_of = np.unique(kinds, return_index=True, return_inverse=True)
-    reasons = [gist(spent.reason(int(index))) for index in firsts]
+    reasons = [shorten(spent.reason(int(index))) for index in firsts]
     numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reasons))}
     group_of = np.array([numbers[reason] for reason in reasons], np.int64)[kind_of]
     order = np.argsort(group_of, kind="stable")

@@ -16,7 +16,7 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.clean_up import CleanUp
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.errors import AckerError
 from acker_client.settings import Settings
 from acker_client.spark.commit_evidence.acked import Acked
@@ -92,7 +92,7 @@ class SinkFailed(AckerError):
     """
 
     def __init__(self, sink: str, error: BaseException) -> None:
-        super().__init__(f"sink {sink!r} raised {gist(error)}")
+        super().__init__(f"sink {sink!r} raised {shorten(error)}")
         self.is_of_the_program = is_of_the_program(error)
         self.is_mistake = is_mistake(error)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Target
 from acker_client.spark.commit_evidence.graph import Graph, Places, each
 from acker_client.spark.commit_evidence.shape import shape_of
@@ -90,7 +90,8 @@ class Executions:
         return bool(self._sources.dataSourceExists(table))
 
     def _is_full(self, kept: int, setting: str) -> bool:
-        """Whether a store may have dropped entries. Above its limit Spark drops entries down to nine tenths of it."""
+        """Whether a store may have dropped entries. Above its limit Spark drops entries down to nine tenths of
+        it. The margin of a tenth is for entries that it drops meanwhile."""
         return kept >= 0.8 * float(self._settings.get(setting, "1000"))
 
     def _newest(self) -> int:
@@ -213,7 +214,7 @@ class Execution:
     @cached_property
     def failure(self) -> str:
         """Why it failed, in one line; "" if it did not fail, or still runs."""
-        return self.message and (gist(self.message) or "no reason given")
+        return self.message and (shorten(self.message) or "no reason given")
 
     @cached_property
     def message(self) -> str:

@@ -20,7 +20,7 @@ from pyspark import RDD, SparkContext
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target
 from acker_client.spark.commit_evidence.graph import Graph, Places
 from acker_client.spark.driver.lineage import JOB_TAG, new_tag
@@ -115,7 +115,7 @@ class Witness:
     ) -> None:
         """Record a delivery, or a look, that raised ``error``."""
         text = "".join(traceback.format_exception(error))
-        action = Action(did, delivers, False, began_ms, now_ms(), gist(error), target, text)
+        action = Action(did, delivers, False, began_ms, now_ms(), shorten(error), target, text)
         self.record(action, trail)
 
     @contextmanager

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from acker_client.error_text import gist
+from acker_client.error_text import shorten
 from acker_client.settings import Settings
 from acker_client.spark.driver.session import SessionError, check_session, settings_of
 
@@ -68,7 +68,7 @@ def check(spark: SparkSession, settings: Settings | None = None) -> CheckReport:
     try:
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(_question(settings), "answer string").collect()
     except (PySparkException, Py4JError) as error:
-        raise SessionError(_what_to_do(str(error), gist(error))) from error
+        raise SessionError(_what_to_do(str(error), shorten(error))) from error
     answers = {row.answer: _executor(row.answer) for row in rows}
     found: dict[tuple[str, str], Executor] = {(one.host, one.directory): one for one in answers.values()}
     executors = tuple(found[key] for key in sorted(found))

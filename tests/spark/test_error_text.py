@@ -1,4 +1,4 @@
-"""`gist` finds the line of the user's own exception in an error of Spark."""
+"""`shorten` finds the line of the user's own exception in an error of Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from acker_client.error_text import REASON_LENGTH_MAX, gist
+from acker_client.error_text import REASON_LENGTH_MAX, shorten
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -59,7 +59,7 @@ ValueError: not three
     ],
 )  # fmt: skip
 def test_the_gist_of_a_text_is_its_line(error: BaseException | str, line: str) -> None:
-    assert gist(error) == line
+    assert shorten(error) == line
 
 
 def boom(*_: Any) -> Any:
@@ -146,7 +146,7 @@ def test_the_gist_of_what_spark_raises_is_what_went_wrong(spark: SparkSession, t
     run, line = ERRORS[kind]
     with pytest.raises(Exception) as error:  # noqa: PT011
         run(spark.range(3), tmp_path)
-    assert gist(error.value).startswith(line)
-    assert "\n" not in gist(error.value)
+    assert shorten(error.value).startswith(line)
+    assert "\n" not in shorten(error.value)
     if line.startswith("ValueError"):
-        assert gist(error.value) == gist(str(error.value)) == line
+        assert shorten(error.value) == shorten(str(error.value)) == line
