@@ -46,7 +46,9 @@ from acker_service.process.logs import Log, RateLimit
 from acker_service.process.signals import Signals
 from acker_service.process.workers import Workers
 from acker_service.state.state_file import StateDir, StateError
-from acker_service.zookeeper.registry import Registry, RegistryError, ZooKeeper
+from acker_service.zookeeper.cluster_config import RegistryError
+from acker_service.zookeeper.nodes import ZooKeeper
+from acker_service.zookeeper.registry import Registry
 
 TICK_S = 0.05
 # How often the server checks whether freed memory should be returned to the system.
