@@ -25,7 +25,7 @@ from acker_protocol.placement import parts_of
 from acker_protocol.version import VERSION
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
-from acker_service.server import StartError
+from acker_service.ports import StartError
 from acker_service.zookeeper import registry
 from acker_service.zookeeper.nodes import Nodes
 from tests.service.caller import SESSION, Caller, eventually
