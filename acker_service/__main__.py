@@ -48,13 +48,13 @@ def serve(words: Sequence[str]) -> int:
     # Comes first: loading the rest takes seconds, and process 1 of a container loses signals without a handler.
     signals = Signals()
     try:
-        from acker_service import server
+        from acker_service import ports, server
         from acker_service.state import state_file
     except ModuleNotFoundError as error:
         return _print_error(f"the server needs {error.name}: pip install 'acker[service]'")
     try:
         return server.run(options, signals)
-    except (server.StartError, state_file.StateError) as error:
+    except (ports.StartError, state_file.StateError) as error:
         return _print_error(error)
 
 

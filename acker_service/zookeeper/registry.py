@@ -1,8 +1,9 @@
-"""Registry: this server's registration in ZooKeeper, and the view of all servers.
+"""Registry: keeps this server registered in ZooKeeper, and reads the view of all servers.
 
-Decides when a server registers, waits, gives up and registers again, also with an ensemble that has lost its data. Once
+Decides when a server registers, waits, gives up and registers again, and which missing servers are expected back. Once
 the server runs, only one thread talks to ZooKeeper. Callers get the view that was read last, so a slow or absent
-ZooKeeper never delays a call. ``core.members`` decides the content of nodes and what it means.
+ZooKeeper never delays a call. ``core.members`` decides the content of nodes and what it means, ``own_nodes`` writes
+this server's nodes, and ``cluster_config`` the `config`.
 """
 
 from __future__ import annotations
@@ -10,25 +11,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-from kazoo.exceptions import BadVersionError, KazooException, NoAuthError, NodeExistsError, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState
 
 from acker_protocol.messages import ListedMember, MemberState
 from acker_protocol.placement import epoch_of, parts_of
 from acker_service.core import members
 from acker_service.core.members import Away, Registered, Seen
 from acker_service.process.logs import Log
-from acker_zookeeper.session import KazooSession, NoAnswerError
+from acker_service.zookeeper.cluster_config import ClusterConfig, RegistryError
+from acker_service.zookeeper.nodes import FAILURES, BadVersionError, NoAuthError, NodeExistsError, Nodes, ZooKeeper
+from acker_service.zookeeper.own_nodes import OwnNodes, Rival
+from acker_zookeeper.session import NoAnswerError
 
-# The timeout of one ZooKeeper operation.
-ANSWER_S = 5.0
 RETRY_S = 0.5
 # How long after the session timeout a node of a dead process may still be there.
 MARGIN_S = 5.0
@@ -36,38 +33,8 @@ MARGIN_S = 5.0
 LEAVE_S = 2.0
 # An away node is removed only so long after its time, since another clock has set that time.
 SKEW_MS = 60_000
-# The version of a node that may have any.
-ANY = -1
-
-FAILURES = (KazooException, KazooTimeoutError)
 
 log = Log("acker.registry")
-
-
-class RegistryError(Exception):
-    """The server cannot join its cluster; the text says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class ZooKeeper:
-    """How to connect to ZooKeeper. ``place``: host:port,host:port/chroot. ``digest``: user:password. ``ca``, ``cert``,
-    ``key``: files; connections use TLS if ``ca`` is given."""
-
-    place: str
-    session_s: float = 10.0
-    digest: str | None = None
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-    @property
-    def hosts(self) -> str:
-        return self.place.partition("/")[0]
-
-    @property
-    def chroot(self) -> str:
-        path = self.place.partition("/")[2].strip("/")
-        return f"/{path}" if path else ""
 
 
 class Registry:
@@ -81,18 +48,18 @@ class Registry:
         self._seen = Seen()
         # The children of `ids` at that epoch.
         self._ids: set[str] = set()
-        # The `config` that this server accepted last. It names the incarnation of the ensemble.
-        self._config = b""
         self._listed: tuple[ListedMember, ...] = ()
         self._is_draining = self._is_closing = self._is_lost = self._is_taken = False
         # Why the last update of the nodes failed; "" if it succeeded.
         self._failure = ""
-        self._connection_states: deque[str] = deque()
+        self._connection_states: deque[bool] = deque()
         # Until then the node of a dead process of this server may still be there.
         self._grace_until = 0.0
         self._woken, self._closing = threading.Event(), threading.Event()
         self._connected = threading.Event()
-        self._nodes = _Nodes(zookeeper, self._on_connection_state, self._woken.set)
+        self._nodes = Nodes(zookeeper, self._on_connected, self._woken.set)
+        self._config = ClusterConfig(self._nodes, zookeeper.place)
+        self._own_nodes = OwnNodes(self._nodes, server)
         self._thread = threading.Thread(target=self._run, name="acker-registry", daemon=True)
 
     # -- the view that was read last
@@ -125,7 +92,7 @@ class Registry:
     def register(self) -> None:
         """Connect, check that the chroot is this server's cluster, and register. Raises :class:`RegistryError`."""
         try:
-            self._nodes.connect()
+            self._connect()
             deadline = time.monotonic() + self._zookeeper.session_s + MARGIN_S
             self._retry_until(deadline, self._join)
         except BaseException:
@@ -134,6 +101,12 @@ class Registry:
         self._thread.start()
         server = {"id": self._server.id, "address": self._server.address}
         log.info("registered", **server, **self._epoch_fields, members=len(self._listed))
+
+    def _connect(self) -> None:
+        try:
+            self._nodes.connect()
+        except NoAnswerError as error:
+            raise RegistryError(str(error)) from None
 
     def drain(self) -> None:
         """List this server as draining, as soon as ZooKeeper answers."""
@@ -154,17 +127,12 @@ class Registry:
         if self._thread.ident is None:
             return
         self._thread.join()
-        self._try_update(lambda: self._unregister(away_s))
-
-    def _unregister(self, away_s: float | None) -> None:
-        if away_s is not None:
-            self._nodes.put(self._own("away"), Away(self._server.member, _now_ms() + int(away_s * 1000)).dump())
-        self._nodes.delete(self._own("known"))
-        self._nodes.delete(self._own("ids"))
+        away = None if away_s is None else Away(self._server.member, _now_ms() + int(away_s * 1000))
+        self._try_update(lambda: self._own_nodes.remove(away))
 
     def withdraw(self) -> None:
         """Delete the away node: this server will not be back with its state, so no client should wait for it."""
-        self._try_update(lambda: self._nodes.delete(self._own("away")))
+        self._try_update(self._own_nodes.remove_away)
 
     def close(self) -> None:
         """Leave, and close the connection."""
@@ -193,7 +161,7 @@ class Registry:
                     f"ZooKeeper denies access to {self._zookeeper.place}: its nodes belong to another user; "
                     "give the --zookeeper-digest with which they were created, or another chroot"
                 ) from None
-            except _Rival as rival:
+            except Rival as rival:
                 if not rival.may_be_dead or time.monotonic() > deadline:
                     raise RegistryError(str(rival)) from None
                 if not has_waited:
@@ -207,50 +175,13 @@ class Registry:
 
     def _join(self) -> None:
         self._agree_on_config()
-        self._claim_id()
+        self._own_nodes.claim_id()
         self._refresh_view()
 
     def _agree_on_config(self) -> None:
-        """Check that the chroot belongs to this server's cluster, and create its nodes if it belongs to none.
-
-        If the chroot is empty, or has another `config` whose ensemble is not later, ZooKeeper has lost data of this
-        cluster. The cluster then continues in a later incarnation of the ensemble. Raises :class:`RegistryError` if the
-        chroot belongs to another cluster.
-        """
-        nodes, place = self._nodes, self._zookeeper.place
-        found = nodes.find("/config", watched=True)
-        if found is not None and self._config == found[0] != b"" and not self._failure:
-            return
-        nodes.ensure("")
-        # Must come before looking for `config`, since another server may create nodes at any time.
-        children = nodes.children("")[0]
-        if nodes.find("/config") is None:
-            trouble = members.foreign(children)
-            if trouble:
-                raise RegistryError(f"{place}: {trouble}")
-            cluster = members.cluster_of(self._config) or uuid.uuid4().hex
-            with contextlib.suppress(NodeExistsError):
-                nodes.create("/config", members.new_config(cluster, self._next_ensemble()))
-        config, stat = nodes.get("/config", watched=True)
-        trouble, renewed = members.disagreement(config), members.renewed(config)
-        if renewed is None:
-            raise RegistryError(f"{place}: {trouble}")
-        for folder in ("ids", "draining", "away", "known"):
-            nodes.ensure(f"/servers/{folder}")
-        if trouble and (nodes.children("/servers/ids")[0] or nodes.children("/servers/draining")[0]):
-            raise RegistryError(f"{place}: {trouble}")
-        if not members.follows(config, self._config):
-            renewed = members.renewed(config, self._next_ensemble()) or config
-        if trouble or not members.follows(config, self._config):
-            nodes.replace("/config", renewed, stat.version)
-            config = renewed
-        if self._config and config != self._config:
+        if self._config.agree(is_due=bool(self._failure)):
             self._expect_all()
-            log.warning("ensemble_lost_data", **self._epoch_fields, ensemble_now=members.ensemble_of(config))
-        self._config = config
-
-    def _next_ensemble(self) -> int:
-        return members.next_ensemble(members.ensemble_of(self._config), _now_ms())
+            log.warning("ensemble_lost_data", **self._epoch_fields, ensemble_now=self._config.ensemble)
 
     def _restore_nodes(self) -> None:
         """Create nodes again that the ensemble has lost: those of away members, which cannot do so themselves, and of
@@ -266,45 +197,14 @@ class Registry:
 
     # -- registration
 
-    def _claim_id(self) -> None:
-        """Create this server's node in ids if it is missing. Raises :class:`_Rival` if its id or address is taken."""
-        found = self._nodes.find(self._own("ids"))
-        if found is not None and self._is_own(found[0]):
-            if found[1].ephemeralOwner == self._nodes.session:
-                return
-            # The node is of an earlier session of this process.
-            self._nodes.delete(self._own("ids"))
-        self._check_rivals()
-        self._nodes.create(self._own("ids"), self._server.dump(), ephemeral=True)
-        try:
-            # Two servers that register at once may have missed each other. The first one has the lower zxid and stays.
-            self._check_rivals(before=self._nodes.get(self._own("ids"))[1].czxid)
-        except _Rival:
-            self._nodes.delete(self._own("ids"))
-            raise
-        self._nodes.delete(self._own("away"))
-        # Each registration gives the node a new version: `_forget`.
-        self._nodes.put(self._own("known"), self._server.dump())
-
-    def _check_rivals(self, before: float = float("inf")) -> None:
-        """Raise :class:`_Rival` if another server, created before that zxid, has this one's id or address."""
-        for folder in ("ids", "draining"):
-            found = self._nodes.contents(f"/servers/{folder}")
-            servers, _ = members.loaded(
-                Registered, {id: content for id, (content, stat) in found.items() if stat.czxid < before}
-            )
-            other = members.rival(self._server, servers)
-            if other is not None:
-                raise _Rival(members.refusal(self._server, other), members.may_be_dead(self._server, other))
-
     def _keep_registered(self) -> None:
         """Create what is missing of this server's nodes, in ids or in draining."""
         if self._is_taken:
             return
         if not self._is_draining:
             try:
-                self._claim_id()
-            except _Rival as rival:
+                self._own_nodes.claim_id()
+            except Rival as rival:
                 if rival.may_be_dead and time.monotonic() < self._grace_until + MARGIN_S:
                     # A restored backup may hold a node of this server's own dead process, which goes by itself.
                     return
@@ -312,20 +212,7 @@ class Registry:
                 log.error("id_taken", id=self._server.id, reason=str(rival))  # noqa: TRY400  # not a bug: no traceback
                 threading.Thread(target=self._on_taken, name="acker-taken", daemon=True).start()
             return
-        if self._nodes.find(self._own("draining")) is None:
-            self._nodes.create(self._own("draining"), self._server.dump(), ephemeral=True)
-        found = self._nodes.find(self._own("ids"))
-        if found is not None and self._is_own(found[0]):
-            self._nodes.delete(self._own("ids"))
-
-    def _is_own(self, content: bytes) -> bool:
-        try:
-            return Registered.load(str(self._server.id), content).incarnation == self._server.incarnation
-        except ValueError:
-            return False
-
-    def _own(self, folder: str) -> str:
-        return f"/servers/{folder}/{self._server.id}"
+        self._own_nodes.list_as_draining()
 
     # -- the view
 
@@ -341,11 +228,13 @@ class Registry:
         serving = self._loaded(Registered, "ids", ids)
         draining = self._loaded(Registered, "draining", nodes.children("/servers/draining", watched=True)[0])
         away = self._loaded(Away, "away", nodes.children("/servers/away", watched=True)[0])
-        if nodes.get("/config")[0] != self._config:
+        if not self._config.is_unchanged():
             raise BadVersionError("`config` changed during the read, so the ensemble of these nodes is unknown")
-        seen = Seen(epoch_of(members.ensemble_of(self._config), stat.pzxid), serving, draining, away)
+        seen = Seen(epoch_of(self._config.ensemble, stat.pzxid), serving, draining, away)
         if (seen.epoch, set(ids)) != (self._seen.epoch, self._ids) and seen.epoch <= self._seen.epoch:
-            self._advance_ensemble()
+            # The epoch went back, so the ensemble was restored from a backup.
+            self._config.begin_next_ensemble()
+            self._woken.set()
             return
         known = nodes.children("/servers/known")[0]
         if not self.epoch:
@@ -375,7 +264,7 @@ class Registry:
         for id in set(known) - listed:
             self._forget(id)
         if str(self._server.id) not in known and not self._is_taken:
-            self._nodes.put(self._own("known"), self._server.dump())
+            self._own_nodes.write_known()
 
     def _forget(self, id: str) -> None:
         """Delete a node in known, unless its server registers meanwhile: it then writes another version of the node."""
@@ -383,14 +272,6 @@ class Registry:
         if found is not None and self._nodes.find(f"/servers/ids/{id}") is None:
             with contextlib.suppress(BadVersionError):
                 self._nodes.delete(f"/servers/known/{id}", found[1].version)
-
-    def _advance_ensemble(self) -> None:
-        """Write a later incarnation of the ensemble, because its epoch went back: it was restored from a backup."""
-        config, stat = self._nodes.get("/config")
-        renewed = members.renewed(config, self._next_ensemble())
-        if config == self._config and renewed is not None:
-            self._nodes.replace("/config", renewed, stat.version)
-        self._woken.set()
 
     def _loaded(self, kind: Any, folder: str, names: Sequence[str]) -> tuple[Any, ...]:
         contents = self._nodes.contents(f"/servers/{folder}", names)
@@ -409,13 +290,13 @@ class Registry:
 
     # -- the thread
 
-    def _on_connection_state(self, state: str) -> None:
+    def _on_connected(self, is_connected: bool) -> None:
         """Called in kazoo's threads when the connection comes or goes."""
-        if state == KazooState.CONNECTED:
+        if is_connected:
             self._connected.set()
         else:
             self._connected.clear()
-        self._connection_states.append(state)
+        self._connection_states.append(is_connected)
         self._woken.set()
 
     def _run(self) -> None:
@@ -444,8 +325,8 @@ class Registry:
     def _synchronise(self) -> None:
         """Bring this server's nodes and the view up to date."""
         while self._connection_states:
-            state = self._connection_states.popleft()
-            if state != KazooState.CONNECTED and not self._is_lost and not self._is_closing:
+            was_connected = self._connection_states.popleft()
+            if not was_connected and not self._is_lost and not self._is_closing:
                 self._is_lost = True
                 log.warning("registry_lost", **self._epoch_fields, members=len(self._listed))
         if self._is_closing:
@@ -458,7 +339,7 @@ class Registry:
             # The new connection may lead to another server of the ensemble, which may be behind the previous one.
             self._nodes.sync()
         self._agree_on_config()
-        if members.ensemble_of(self._config) != parts_of(self.epoch)[0]:
+        if self._config.ensemble != parts_of(self.epoch)[0]:
             self._restore_nodes()
         self._keep_registered()
         self._refresh_view()
@@ -474,122 +355,6 @@ class Registry:
         """Return how long the thread may wait until the view changes by itself, and a moment more; None: for ever."""
         change_ms = self._seen.next_change_ms(_now_ms())
         return None if change_ms is None else change_ms / 1000 + 0.05
-
-
-class _Rival(Exception):
-    """Another server has this one's id or address; the text is for the user."""
-
-    def __init__(self, sentence: str, may_be_dead: bool) -> None:
-        super().__init__(sentence)
-        self.may_be_dead = may_be_dead
-
-
-class _Nodes:
-    """Nodes under a chroot. Each operation has a timeout and raises kazoo's exceptions.
-
-    ``on_state``: called with each state of the connection. ``wake``: called when a watched node changes.
-    """
-
-    def __init__(self, zookeeper: ZooKeeper, on_state: Callable[[str], object], wake: Callable[[], object]) -> None:
-        self._root = zookeeper.chroot
-        self._wake = wake
-        self.answer_s = ANSWER_S
-        self._session = KazooSession(
-            zookeeper.hosts,
-            zookeeper.session_s,
-            digest=zookeeper.digest,
-            ca=zookeeper.ca,
-            cert=zookeeper.cert,
-            key=zookeeper.key,
-        )
-        self._client = self._session.client
-        self._client.add_listener(self._reset_zxid)
-        self._client.add_listener(on_state)
-
-    def _reset_zxid(self, state: str) -> None:
-        """Forget the last zxid before kazoo reconnects. Called in kazoo's threads.
-
-        An ensemble that has lost its data never accepts a client that has seen a later zxid, nor does it tell it that
-        its session is over. Because of the reset, the caller must :meth:`sync` before it reads over a new connection.
-        """
-        if state != KazooState.CONNECTED:
-            self._client.last_zxid = 0
-
-    @property
-    def session(self) -> int | None:
-        """The session id; None without a session."""
-        return self._session.id
-
-    def connect(self) -> None:
-        """Raises :class:`RegistryError` if ZooKeeper does not answer within the session timeout."""
-        try:
-            self._session.start()
-        except NoAnswerError as error:
-            raise RegistryError(str(error)) from None
-
-    def close(self) -> None:
-        self._session.close()
-
-    def ensure(self, path: str) -> None:
-        """Create a persistent node and its parents if they are missing."""
-        self._client.ensure_path_async(self._root + path or "/").get(timeout=self.answer_s)
-
-    def create(self, path: str, content: bytes, *, ephemeral: bool = False) -> None:
-        self._client.create_async(self._root + path, content, ephemeral=ephemeral).get(timeout=self.answer_s)
-
-    def put(self, path: str, content: bytes) -> None:
-        """Set a persistent node; create it if it is missing."""
-        try:
-            self._client.set_async(self._root + path, content).get(timeout=self.answer_s)
-        except NoNodeError:
-            self.create(path, content)
-
-    def delete(self, path: str, version: int = ANY) -> None:
-        """Delete a node if it exists. Raises BadVersionError if it has another version than ``version``."""
-        with contextlib.suppress(NoNodeError):
-            self._client.delete_async(self._root + path, version).get(timeout=self.answer_s)
-
-    def replace(self, path: str, content: bytes, version: int) -> None:
-        """Set a node if it has this version. Raises BadVersionError if it has another."""
-        self._client.set_async(self._root + path, content, version).get(timeout=self.answer_s)
-
-    def sync(self) -> None:
-        """Wait until later reads return data that is at least as new as now."""
-        self._client.sync_async(self._root or "/").get(timeout=self.answer_s)
-
-    def get(self, path: str, *, watched: bool = False) -> tuple[bytes, Any]:
-        """Return content and stat. ``watched``: wake when they change."""
-        watch = self._changed if watched else None
-        content, stat = self._client.get_async(self._root + path, watch).get(timeout=self.answer_s)
-        return content, stat
-
-    def find(self, path: str, *, watched: bool = False) -> tuple[bytes, Any] | None:
-        """Return content and stat, or None if the node does not exist; then it is not watched."""
-        try:
-            return self.get(path, watched=watched)
-        except NoNodeError:
-            return None
-
-    def children(self, path: str, *, watched: bool = False) -> tuple[list[str], Any]:
-        """Return the names of the children of a node, and its stat. ``watched``: wake when they change."""
-        watch = self._changed if watched else None
-        asked = self._client.get_children_async(self._root + path or "/", watch, include_data=True)
-        names, stat = asked.get(timeout=self.answer_s)
-        return names, stat
-
-    def contents(self, path: str, names: Sequence[str] | None = None) -> dict[str, tuple[bytes, Any]]:
-        """Return content and stat of each child of a node, by name. Sends all requests at once; skips missing nodes."""
-        names = self.children(path)[0] if names is None else names
-        asked = {name: self._client.get_async(f"{self._root}{path}/{name}") for name in names}
-        found: dict[str, tuple[bytes, Any]] = {}
-        for name, answer in asked.items():
-            with contextlib.suppress(NoNodeError):
-                found[name] = answer.get(timeout=self.answer_s)
-        return found
-
-    def _changed(self, event: object) -> None:
-        """Called in kazoo's threads when a watch has fired, or was lost with its connection."""
-        self._wake()
 
 
 def _error_text(error: BaseException) -> str:

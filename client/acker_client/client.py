@@ -412,7 +412,7 @@ class AckerClient:
         dropped = state.buffered() + len(state.unanswered)
         if dropped:
             log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)
-        state.cluster.close()
+        state.cluster.callers.close()
 
     @property
     def is_closed(self) -> bool:
@@ -452,10 +452,10 @@ class AckerClient:
             return "not connected yet"
         if state.is_closed:
             return "closed"
-        since = state.cluster.silent_since
+        since = state.cluster.callers.silent_since
         if since is not None:
             return f"silent for {self._clock() - since:.0f} s"
-        return "connected" if state.cluster.is_greeted else "not connected yet"
+        return "connected" if state.cluster.callers.is_greeted else "not connected yet"
 
     def _state(self) -> ClientState:
         state = self._states.get(os.getpid())

@@ -61,7 +61,7 @@ class Servers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._cluster.close()
+        self._cluster.callers.close()
 
     def overview(self) -> Overview:
         """Return the members. Raises NoServerAnswers, and Rejected if a named server is the wrong one or two in a list
@@ -108,7 +108,7 @@ class Servers:
             view = self._call(address, _view)
         except Unavailable as error:
             return Answer(address, trouble=_brief(address, error))
-        return Answer(address, self._cluster.caller(address).connection.hello, view)
+        return Answer(address, self._cluster.callers.at(address).connection.hello, view)
 
     def _listed(self, address: str) -> Answer:
         """Ask a member. If another server answers at its address, show that instead of ending with an error."""
@@ -126,7 +126,7 @@ class Servers:
 
     def _call(self, address: str, call: Call[Reply], tries: int = TRIES) -> Reply:
         try:
-            return self._cluster.caller(address).once(call, Deadline(2 * ANSWER_S, time.monotonic), ANSWER_S)
+            return self._cluster.callers.at(address).once(call, Deadline(2 * ANSWER_S, time.monotonic), ANSWER_S)
         except Unavailable:
             if tries == 1:
                 raise

@@ -100,7 +100,7 @@ def test_a_server_that_left_and_came_back_is_not_gone_for_a_batch_that_was_place
     servers.start(1, 10)
     while not client.gone(back):
         servers.now += 2.0
-        client.caller("s1:1").greet(client.patience().deadline)
+        client.callers.at("s1:1").greet(client.patience().deadline)
         client.refresh()
     servers.start(2, 20)
     epoch, _ = servers.views["s2:1"]
@@ -116,7 +116,7 @@ def test_a_server_missing_from_the_newest_view_is_gone_for_earlier_batches(serve
     client.hear_of(place(client.view(client.patience()), 1, 1, 2))
     del servers.generations["s2:1"]
     servers.start(1, 10)
-    client.caller("s1:1").greet(client.patience().deadline)
+    client.callers.at("s1:1").greet(client.patience().deadline)
     client.refresh()
     assert client.gone(Member(2, 20, "s2:1")) == "its server is gone"
 
@@ -130,7 +130,7 @@ def test_a_view_of_a_later_ensemble_is_newer_whatever_its_number_and_its_servers
     client.hear_of(place(view, 1, 1, 2))
     late = Member(2, 20, "s2:1")
     servers.views = dict.fromkeys(servers.generations, (epoch_of(7, 1), {1: 10}))
-    client.caller("s1:1").greet(client.patience().deadline)
+    client.callers.at("s1:1").greet(client.patience().deadline)
     assert client.view(client.patience()) == View(epoch_of(7, 1), view.members[:1])
     assert not client.gone(late)
     servers.now += client.settings.gone_after_s - 1
@@ -141,7 +141,7 @@ def test_a_view_of_a_later_ensemble_is_newer_whatever_its_number_and_its_servers
     assert not client.gone(late)
     assert client.gone(view.members[0]) == "its server is gone"
     servers.views = dict.fromkeys(servers.generations, (epoch_of(7, 3), {1: 10}))
-    client.caller("s2:1").greet(client.patience().deadline)
+    client.callers.at("s2:1").greet(client.patience().deadline)
     client.refresh()
     assert client.gone(late) == "its server is gone"
 
@@ -159,26 +159,26 @@ def test_a_process_that_knows_a_server_from_a_batch_of_an_older_ensemble_gives_i
 
 def test_a_server_that_came_back_is_not_confused_with_its_predecessor(servers: Registered) -> None:
     client = servers.cluster()
-    client.caller("s2:1").greeted_once(client.patience().deadline)
+    client.callers.at("s2:1").greeted_once(client.patience().deadline)
     client.view(client.patience())
     back = servers.start(2, 21)
     for _ in range(3):
         assert not client.gone(back)
-        client.caller("s2:1").greeted_once(client.patience().deadline)
+        client.callers.at("s2:1").greeted_once(client.patience().deadline)
         servers.now += 2.0
         client.refresh()
 
 
 def test_a_server_that_was_greeted_since_and_is_another_one_is_gone(servers: Registered) -> None:
     client = servers.cluster()
-    client.caller("s2:1").greeted_once(client.patience().deadline)
+    client.callers.at("s2:1").greeted_once(client.patience().deadline)
     before = Member(2, 20, "s2:1")
     assert not client.gone(before)
     servers.start(2, 21)
-    client.caller("s2:1").connection.greet_anew()
-    client.caller("s2:1").greeted_once(client.patience().deadline)
+    client.callers.at("s2:1").connection.greet_anew()
+    client.callers.at("s2:1").greeted_once(client.patience().deadline)
     assert not client.gone(before)
-    client.caller("s2:1").greeted_once(client.patience().deadline)
+    client.callers.at("s2:1").greeted_once(client.patience().deadline)
     assert client.gone(before) == "its server came back without its state"
 
 
@@ -188,7 +188,7 @@ def test_after_an_outdated_view_another_server_is_asked(servers: Registered) -> 
     servers.views["s1:1"] = stale
     client = servers.cluster()
     for address in servers.generations:
-        client.caller(address).greeted_once(client.patience().deadline)
+        client.callers.at(address).greeted_once(client.patience().deadline)
     assert [member.id for member in client.view(client.patience()).members] == [1, 2, 3]
 
 
@@ -203,7 +203,7 @@ def test_a_server_that_was_silent_long_ago_and_was_not_asked_since_is_not_gone()
     servers.is_mute = True
     for _ in range(20):
         with pytest.raises(Unavailable):
-            client.caller("s2:1").greet(client.patience(0.5).deadline)
+            client.callers.at("s2:1").greet(client.patience(0.5).deadline)
         servers.now += 1.0
     assert client.gone(two) == "its server has not answered for 19 s"
     servers.now += 60.0

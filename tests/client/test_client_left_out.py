@@ -216,7 +216,7 @@ def test_an_executor_asks_every_server_that_it_knows_for_the_view(time: Simulate
         return Registered(server, address)
 
     cluster = Cluster(Settings(("0:1",)), connect, time.clock, time.sleep, lambda: 0.5, InTurn())
-    cluster.caller(other.address).greeted_once(cluster.patience().deadline)
+    cluster.callers.at(other.address).greeted_once(cluster.patience().deadline)
     cluster._epoch_heard = 5
     assert gone_in_the_end(cluster, Member(0, 10, "0:1"), time) == "its server is gone"
     assert other.address in asked

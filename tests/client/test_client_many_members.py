@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient, Settings, Verdict
-from acker_client.cluster.membership import IDLE_S
+from acker_client.cluster.callers import IDLE_S
 from acker_client.rpc.side_by_side import SideBySide
 from acker_protocol.placement import SPREAD
 from acker_testing import LocalServer, SimulatedTime

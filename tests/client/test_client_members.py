@@ -501,7 +501,7 @@ def test_two_servers_that_answer_in_turn_at_one_address_are_detected(servers: Se
         return InTurns(behind, lambda: next(turns))
 
     client = AckerClient(Settings(("one:1",), call_timeout_s=1.0), connect=connect)
-    connection = client._state().cluster.caller("one:1").connection
+    connection = client._state().cluster.callers.at("one:1").connection
     for _ in range(2):
         connection.greet_anew()
         client.hello()
@@ -539,8 +539,8 @@ def test_opening_a_channel_closes_one_that_was_unused_for_long() -> None:
     client = AckerClient(settings, connect=connect, clock=time.clock, sleep=time.sleep)
     client.hello()
     cluster = client._state().cluster
-    cluster.caller("s1:1").greeted_once(cluster.patience().deadline)
+    cluster.callers.at("s1:1").greeted_once(cluster.patience().deadline)
     time.sleep(601.0)
-    cluster.caller("s2:1")
+    cluster.callers.at("s2:1")
     # The configured addresses stay open.
     assert (closed, client.hello().id) == (["s1:1"], 0)

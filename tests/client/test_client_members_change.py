@@ -357,7 +357,7 @@ def test_a_process_joins_a_source_at_a_server_that_no_view_lists(registered: Reg
 
 def until_given_up(thread: threading.Thread, client: AckerClient) -> None:
     """Wait until server 1 has been silent for 2 s, which is longer than ``replica_wait_s``, or ``thread`` has ended."""
-    caller = client._state().cluster.caller("s1:1")
+    caller = client._state().cluster.callers.at("s1:1")
     while thread.is_alive() and caller.shown_silent_s(float("-inf")) < 2.0:
         thread.join(0.05)
 
@@ -372,7 +372,7 @@ def test_opening_a_batch_gives_up_at_its_budget_when_all_listed_servers_have_los
     monkeypatch.setattr(registered, "view", lambda: old_view)
     for number in registered.listed:
         registered[number].start(with_state=False)
-    for caller in client._state().cluster._callers.values():
+    for caller in client._state().cluster.callers._callers.values():
         caller.connection.greet_anew()
     with pytest.raises(errors.Unavailable):
         client.open_batch(2, 2 << 40, ROOTS)

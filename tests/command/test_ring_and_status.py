@@ -90,7 +90,7 @@ def test_ring_shows_what_a_client_places_new_batches_on(listed: str, capsys: pyt
         Settings(tuple(listed.split(","))), GrpcTransport, time.monotonic, time.sleep, random.random, Threads()
     )
     members = cluster.view(cluster.patience()).members
-    cluster.close()
+    cluster.callers.close()
     assert [(each["id"], each["generation"], each["address"]) for each in found["members"]] == [
         (member.id, f"{member.generation:016x}", member.address) for member in members
     ]

@@ -25,8 +25,9 @@ from acker_protocol.placement import parts_of
 from acker_protocol.version import VERSION
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
-from acker_service.server import StartError
+from acker_service.ports import StartError
 from acker_service.zookeeper import registry
+from acker_service.zookeeper.nodes import Nodes
 from tests.service.caller import SESSION, Caller, eventually
 from tests.service.pages import page
 
@@ -132,7 +133,7 @@ def test_metrics_say_epoch_members_and_connection(join: Callable[..., Any]) -> N
 def test_the_first_servers_of_a_cluster_may_start_together(
     join: Callable[..., Any], nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = registry._Nodes.find
+    find = Nodes.find
 
     def found(self: Any, path: str, **options: Any) -> Any:
         """Read `config`; another server writes it a moment later."""
@@ -141,7 +142,7 @@ def test_the_first_servers_of_a_cluster_may_start_together(
             nodes.create("/config", members.new_config("f" * 32, 7))
         return answer
 
-    monkeypatch.setattr(registry._Nodes, "find", found)
+    monkeypatch.setattr(Nodes, "find", found)
     assert states(join(1)) == {1: ACTIVE}
 
 

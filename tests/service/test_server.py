@@ -20,7 +20,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from acker_protocol.messages import Identity, InitScope, Limits, OpenBatch, Settlement, Status, Verdict
 from acker_protocol.reports import fold, pack
-from acker_service.server import Server, StartError
+from acker_service.ports import StartError
+from acker_service.server import Server
 from acker_service.state.state_file import StateDir
 from tests.service.caller import Caller, ack_a_tree, acks, eventually, inits, roots_of
 from tests.service.pages import page

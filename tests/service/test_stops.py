@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from acker_protocol.messages import OpenBatch
-from acker_service import server as server_module
+from acker_service.http import probes
 from acker_service.server import Server
 from acker_service.state.state_file import StateDir
 from tests.service.caller import Caller, eventually, inits, roots_of
@@ -72,7 +72,7 @@ def test_a_server_that_writes_its_state_for_long_is_not_called_stuck(
     seen = []
 
     def write(state_dir: StateDir, parts: object) -> int:
-        monkeypatch.setattr(server_module, "STUCK_S", 0.0)
+        monkeypatch.setattr(probes, "STUCK_S", 0.0)
         seen.append((page(server, "/livez"), page(server, "/readyz")))
         return 0
 
@@ -114,7 +114,7 @@ def test_a_hurried_stop_waits_for_no_call_and_writes_the_state(
         assert entered.wait(20)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        eventually(lambda: not server._is_serving)
+        eventually(lambda: not server._probes.is_serving)
         server.hurry()
         stopping.join(20)
         assert not stopping.is_alive()

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from acker_client.cluster import votes
+from acker_client.cluster.callers import Callers
 from acker_client.cluster.conversations import Conversations
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.pinned_batch import WENT_WITHOUT, PinnedBatch
@@ -336,7 +337,7 @@ def _all_active(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hears_others(real: Callable[..., Any]) -> Callable[..., Any]:
     """A process that is cut off itself considers all servers gone."""
-    return lambda self, member: True
+    return lambda self, address: True
 
 
 def _all_silence(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -379,7 +380,7 @@ def _silence_is_enough(real: Callable[..., Any]) -> Callable[..., Any]:
 
     def gone(self: Cluster, member: Any, **options: Any) -> str:
         why: str = real(self, member, **options)
-        is_silent = self._silent_s(member.address) >= self.settings.replica_wait_s
+        is_silent = self.callers.silent_s(member.address) >= self.settings.replica_wait_s
         return why or ("it is silent" if is_silent and not self.is_alone else "")
 
     return gone
@@ -466,7 +467,7 @@ MUTANTS = (
     ),
     Mutant(
         "an isolated process treats all servers as gone",
-        ((Cluster, "_hears_others_than", _hears_others),),
+        ((Callers, "hears_others_than", _hears_others),),
         case=corners.silence,
     ),
     Mutant(

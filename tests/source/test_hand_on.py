@@ -21,10 +21,10 @@ from acker_client.source import Batch, Files, Kafka, Retry, SourceError, hand_on
 from acker_client.source.engine.options import Options
 from acker_client.source.engine.run import Run
 from acker_client.source.engine.upstream import UNSENT_MAX, UpstreamTrees
-from acker_client.source.kafka.connection import writer_of
 from acker_client.source.kafka.hand_on import TopicMessages
 from acker_client.source.kafka.input import KafkaInput
 from acker_client.source.kafka.names import KafkaConnection
+from acker_client.source.kafka.topic_writer import writer_of
 from acker_client.source.records.input import Chosen
 from acker_client.spark.anchoring.anchors import Anchors, Rows
 from acker_client.spark.anchoring.tally import Tally

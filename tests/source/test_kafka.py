@@ -30,10 +30,12 @@ from acker_client.source import (
     SourceError,
 )
 from acker_client.source.engine.environment import arrow_schema
-from acker_client.source.kafka.connection import Broker, CommittedOffset, Fetched, Reader, error_of, library, reader_of
+from acker_client.source.kafka.broker import Broker, CommittedOffset
+from acker_client.source.kafka.connection import error_of, library
 from acker_client.source.kafka.input import KafkaInput, shared_out
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
+from acker_client.source.kafka.reader import Fetched, Reader, reader_of
 from acker_client.source.kafka.slices import COLUMNS, SCHEMA
 from acker_client.source.records.input import PausableInput, SharedInput
 from acker_client.source.records.stores import SharedCheckpointStore

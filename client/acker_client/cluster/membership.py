@@ -1,40 +1,34 @@
-"""Cluster: which servers there are, as far as this process knows, and how each is called.
+"""Cluster: which servers there are, as far as this process knows.
 
 Decides the view that new batches are placed on, and which member is gone for good. If the servers have a registry
 (ZooKeeper), they hand the view out: its members, and which of them drain or are away for a planned restart. Without a
-registry, the list of addresses is the cluster. A server in it is a member if it answers, and gone after it has been
-silent for ``gone_after_s`` while others answered. Never places anything, and does not decide what a lost member means
-for a root.
+registry, ``server_list`` has the view, and a member is gone after it has been silent for ``gone_after_s`` while others
+answered. Never places anything, and does not decide what a lost member means for a root.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 from acker_client.backoff import Clock, Deadline, Patience, Random, Sleep
-from acker_client.errors import AckerError, Closed, Rejected, Unavailable
+from acker_client.cluster.callers import Callers
+from acker_client.cluster.server_list import ServerList
+from acker_client.errors import AckerError, Rejected, Unavailable
 from acker_client.rpc.caller import Caller, Retrying, unanswered
-from acker_client.rpc.connection import FIRST_GREETING_S, Connect, Connection, Greeted
-from acker_client.rpc.side_by_side import SideBySide, wait_for
+from acker_client.rpc.connection import FIRST_GREETING_S, Connect
+from acker_client.rpc.side_by_side import SideBySide
 from acker_client.settings import Settings
 from acker_protocol.messages import HelloReply, ListedMember, MemberState, ViewReply
 from acker_protocol.placement import Member, Placement, View, parts_of
 
 log = logging.getLogger("acker_client")
 
-# Pace of greeting servers that are silent or were never heard.
+# How long one question for the view may take, and a look at it that nothing waits for.
 AGAIN_S = 1.0
-# Pace of asking for the view while a server is silent. A job learns at most so much later that
-# the server is gone.
+# Pace of asking for the view while a server is silent. A job learns at most so much later that the server is gone.
 VIEW_S = 0.5
-# Pace of greeting the servers of a list that answer.
-GREET_S = 2.0
-# A channel that was not used for so long is closed. No call takes longer.
-IDLE_S = 600.0
 # For SLOW_S after the client stopped waiting for a member, it waits only BRIEF_WAIT_S for it.
 BRIEF_WAIT_S = 0.5
 SLOW_S = 60.0
@@ -50,23 +44,17 @@ class Cluster:
         self.clock = clock
         self.sleep = sleep
         self.side_by_side = side_by_side
-        self._connect = connect
+        self.callers = Callers(settings, connect, clock, self._heard)
         self._random = random
-        self._callers: dict[str, Caller] = {}
-        self._used_at: dict[str, float] = {}
-        self._swept_at = clock()
-        self._is_closed = False
-        self._looked_at = self._greeted_at = float("-inf")
+        self._server_list = ServerList(settings, self.callers, clock, side_by_side)
+        # When a server with a registry was last asked for the view.
+        self._looked_at = float("-inf")
         # The last view of a registry; None if there is no registry, or it was not heard yet.
         self._listed: ViewReply | None = None
         # When the first view of its ensemble came, and the newest ensemble that each (id, generation) was a member in.
         self._ensemble_since = float("-inf")
         self._ensembles: dict[tuple[int, int], int] = {}
         self._epoch_heard = 0
-        # The view without a registry. Its epoch counts changes.
-        self._view: View | None = None
-        # (address, incarnation) of the servers that have said that they take nothing new.
-        self._draining: set[tuple[str, int]] = set()
         self._slow: dict[Member, float] = {}
         # The first greeting and the first view that spoke against a member; None once a later one has done so, too.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
@@ -78,22 +66,9 @@ class Cluster:
 
     # -- calls
 
-    def caller(self, address: str) -> Caller:
-        """Return the caller of the server at ``address``. Use it at once: its channel may be closed later."""
-        self._used_at[address] = now = self.clock()
-        if now - self._swept_at > IDLE_S / 10:
-            self._close_idle()
-        caller = self._callers.get(address)
-        if caller is None:
-            if self._is_closed:
-                raise Closed("this client was closed: make another AckerClient")
-            connection = Connection(address, self.settings, self._connect)
-            caller = self._callers.setdefault(address, Caller(self.settings, connection, self.clock, self._heard))
-        return caller
-
     def caller_of(self, member: Member) -> Caller:
         """Return the caller of ``member``. Use it at once."""
-        return self.caller(self.address_of(member))
+        return self.callers.at(self.address_of(member))
 
     def calls_to(self, member: Member) -> Retrying:
         """Return calls to ``member`` that follow it to another address."""
@@ -109,36 +84,17 @@ class Cluster:
         deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
         return Patience(deadline, self.sleep, self._random)
 
-    def close(self) -> None:
-        """Close every channel."""
-        self._is_closed = True
-        for caller in list(self._callers.values()):
-            caller.connection.close_channel()
-
     @property
     def is_alone(self) -> bool:
         """Whether there is only one server. It is never given up."""
         return len(self.settings.servers) == 1 and not self._epoch_heard
-
-    @property
-    def is_greeted(self) -> bool:
-        """Whether some server has answered the handshake and every call since."""
-        return any(caller.connection.is_greeted for caller in list(self._callers.values()))
-
-    @property
-    def silent_since(self) -> float | None:
-        """When the servers fell silent; None if one answers, or none was called."""
-        callers = list(self._callers.values())
-        since = [caller.silent_since for caller in callers]
-        known = [each for each in since if each is not None]
-        return min(known) if known and len(known) == len(since) else None
 
     # -- the view
 
     def calls_to_any(self, patience: Patience) -> Retrying:
         """Return calls to some server that answers."""
         view = self.view(patience)
-        return self.calls_to(min(view.members, key=lambda member: self._silent_s(member.address)))
+        return self.calls_to(min(view.members, key=lambda member: self.callers.silent_s(member.address)))
 
     def view(self, patience: Patience) -> View:
         """Return the members to place new batches on. Waits until there is one."""
@@ -172,9 +128,8 @@ class Cluster:
 
     def drains(self, member: Member) -> None:
         """Note that ``member`` has said that it takes nothing new."""
-        hello = self._hello_of(member.address)
-        if hello is not None:
-            self._draining.add((member.address, hello.incarnation))
+        self.callers.note_draining(member.address)
+        self._server_list.look_soon()
         self._looked_at = float("-inf")
 
     def hear_of(self, placement: Placement) -> None:
@@ -192,7 +147,7 @@ class Cluster:
         ``is_silence_enough``: whether, without a registry, a server that does not answer this process counts as gone,
         although it may answer others.
         """
-        hello = self._hello_of(self.address_of(member))
+        hello = self.callers.hello_of(self.address_of(member))
         if hello is not None and not _is_of(hello, member):
             if self._is_news_of(member, hello):
                 return "its server came back without its state"
@@ -211,8 +166,12 @@ class Cluster:
             # There is a registry, and its view was not heard yet.
             self._is_in_doubt = True
             return ""
-        silent_s = self._shown_silent_s(member.address, self._placed.get(member, float("-inf")))
-        if is_silence_enough and silent_s >= self.settings.gone_after_s and self._hears_others_than(member):
+        silent_s = self.callers.shown_silent_s(member.address, self._placed.get(member, float("-inf")))
+        if (
+            is_silence_enough
+            and silent_s >= self.settings.gone_after_s
+            and self.callers.hears_others_than(member.address)
+        ):
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
 
@@ -242,14 +201,6 @@ class Cluster:
         key, ensemble = (member.id, member.generation), parts_of(epoch)[0]
         self._ensembles[key] = max(ensemble, self._ensembles.get(key, 0))
 
-    def _hears_others_than(self, member: Member) -> bool:
-        """Whether another server answers. If none does, this process itself may be cut off."""
-        return any(
-            caller.connection.is_greeted and caller.silent_since is None
-            for address, caller in list(self._callers.items())
-            if address != member.address
-        )
-
     def _is_news_of(self, member: Member, said: HelloReply | ViewReply) -> bool:
         """Whether ``said``, which speaks against ``member``, came after this process had heard of the member. An older
         reply proves nothing, as the server may have started or come back since."""
@@ -262,7 +213,7 @@ class Cluster:
     def answering_instead_of(self, member: Member) -> set[Member]:
         """Return the members of the known view that have answered since ``member`` fell silent. Empty if ``member`` is
         not silent: a full server does answer."""
-        caller = self._callers.get(member.address)
+        caller = self.callers.known(member.address)
         if caller is None or caller.silent_since is None:
             return set()
         try:
@@ -270,7 +221,7 @@ class Cluster:
         except Rejected:
             # The next look at the view raises it.
             return set()
-        others = {other: self._callers.get(other.address) for other in members}
+        others = {other: self.callers.known(other.address) for other in members}
         return {other for other, its in others.items() if its is not None and its.heard_at > caller.silent_since}
 
     # -- replicas that keep others waiting
@@ -289,18 +240,6 @@ class Cluster:
 
     # -- inside
 
-    def _close_idle(self) -> None:
-        """Close channels that were not used for long, as a batch lives on at most eight of many servers."""
-        self._swept_at = self.clock()
-        idle_since = self._swept_at - IDLE_S
-        for address in [address for address, used_at in list(self._used_at.items()) if used_at < idle_since]:
-            if address in self.settings.servers:
-                continue
-            caller = self._callers.pop(address, None)
-            self._used_at.pop(address, None)
-            if caller is not None:
-                caller.connection.close_channel()
-
     def _heard(self, reply: Any) -> None:
         self._epoch_heard = max(self._epoch_heard, reply.epoch)
 
@@ -310,29 +249,15 @@ class Cluster:
         same = (each for each in listed if (each.member.id, each.member.generation) == (member.id, member.generation))
         return next(same, None)
 
-    def _hello_of(self, address: str) -> HelloReply | None:
-        caller = self._callers.get(address)
-        return None if caller is None else caller.connection.hello
-
-    def _silent_s(self, address: str) -> float:
-        caller = self._callers.get(address)
-        return 0.0 if caller is None else caller.silent_s
-
-    def _shown_silent_s(self, address: str, begun_at: float = float("-inf")) -> float:
-        caller = self._callers.get(address)
-        return 0.0 if caller is None else caller.shown_silent_s(begun_at)
-
     def _look(self, patience: Patience) -> View:
         if self._listed is None and self._epoch_heard == 0:
-            self._greet_seeds(patience)
+            self._server_list.greet(patience)
         if self._epoch_heard:
             self._ask_registry(patience)
         return self._known_view()
 
     def _known_view(self) -> View:
-        return self._answering_view() if self._listed is None else self._listed_view(self._listed)
-
-    # with a registry
+        return self._server_list.view() if self._listed is None else self._listed_view(self._listed)
 
     def _ask_registry(self, patience: Patience) -> None:
         """Ask for the view if the known one is not the newest, or if a server is silent."""
@@ -359,22 +284,25 @@ class Cluster:
 
     def _has_reason(self, known: ViewReply | None) -> bool:
         """Whether to ask although no server has named a newer view: a member is silent, draining, away or in doubt."""
-        if known is None or self._draining or self._is_in_doubt:
+        if known is None or self.callers.has_noted_draining or self._is_in_doubt:
             return True
         return any(
-            listed.state != MemberState.ACTIVE or self._silent_s(listed.member.address) for listed in known.members
+            listed.state != MemberState.ACTIVE or self.callers.silent_s(listed.member.address)
+            for listed in known.members
         )
 
     def _asked(self) -> ViewReply:
         """Return the newest view that was heard of, or else the newest of all answers. Asks silent servers last. Also
         asks members of placements, as an executor may know more servers from those than from its settings."""
         known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
-        addresses = sorted(dict.fromkeys((*known, *self._callers, *self.settings.servers)), key=self._silent_s)
+        addresses = sorted(
+            dict.fromkeys((*known, *self.callers.addresses, *self.settings.servers)), key=self.callers.silent_s
+        )
         failures: list[str] = []
         newest: ViewReply | None = None
         for address in addresses:
             try:
-                reply = self.caller(address).once(
+                reply = self.callers.at(address).once(
                     lambda transport, timeout_s: transport.view(timeout_s), Deadline(AGAIN_S, self.clock), AGAIN_S
                 )
             except Unavailable as error:
@@ -393,7 +321,7 @@ class Cluster:
     def _note_changes(self, known: ViewReply | None, reply: ViewReply) -> None:
         # A server that says that it drains counts as draining, even if others have not seen it yet.
         active = {each.member.address for each in reply.members if each.state == MemberState.ACTIVE}
-        self._draining = {each for each in self._draining if each[0] in active}
+        self.callers.keep_draining(active)
         ensemble, epoch = parts_of(reply.epoch)
         if known is None or parts_of(known.epoch)[0] != ensemble:
             self._ensemble_since = self.clock()
@@ -406,93 +334,7 @@ class Cluster:
 
     def _listed_view(self, listed: ViewReply) -> View:
         members = [each.member for each in listed.members if each.state == MemberState.ACTIVE]
-        return View(listed.epoch, tuple(member for member in members if not self._is_draining(member)))
-
-    # without one
-
-    def _greet_seeds(self, patience: Patience) -> None:
-        """Greet the servers that are not greeted yet. Waits for an answer only until the first one has come."""
-        seeds = self.settings.servers
-        if len(seeds) == 1:
-            self._greet_one(self.caller(seeds[0]), patience)
-            return
-        callers = [self.caller(seed) for seed in seeds]
-        absent = [caller for caller in callers if not caller.connection.is_greeted]
-        if self._view is not None:
-            self._greet_beside(callers, absent)
-            return
-        self._looked_at = self._greeted_at = self.clock()
-        calls = [self._started(caller) for caller in absent]
-        while self._view is None:
-            self._await(calls)
-            failures = [error for call in calls if (error := _error_of(call)) is not None]
-            for error in failures:
-                if not isinstance(error, Unavailable):
-                    raise error
-            if any(caller.connection.is_greeted for caller in map(self.caller, seeds)):
-                return
-            said = Unavailable("; ".join(map(str, failures)))
-            if not patience.wait():
-                raise unanswered(", ".join(seeds), patience, said)
-            calls = [self._started(caller) for caller in absent]
-
-    def _greet_beside(self, callers: Sequence[Caller], absent: Sequence[Caller]) -> None:
-        """Begin to greet the absent servers. Now and then greet all, as only a server itself can say that it drains."""
-        now = self.clock()
-        if now - self._greeted_at >= GREET_S:
-            self._looked_at = self._greeted_at = now
-            due = callers
-        elif now - self._looked_at >= AGAIN_S:
-            self._looked_at = now
-            due = absent
-        else:
-            due = []
-        for caller in due:
-            self._started(caller)
-
-    def _greet_one(self, caller: Caller, patience: Patience) -> None:
-        if self._view is None or self._draining:
-            if self._draining:
-                self._draining.clear()
-                caller.connection.greet_anew()
-            Retrying(lambda: caller).greeted(patience)
-
-    def _started(self, caller: Caller) -> Future[Greeted]:
-        return self.side_by_side.start(lambda: caller.greet(Deadline(FIRST_GREETING_S, self.clock)))
-
-    def _await(self, calls: Sequence[Future[Greeted]]) -> None:
-        """Wait for all of ``calls``. Each ends within the time of a greeting."""
-        wait_for(self.side_by_side, calls, Deadline(2 * FIRST_GREETING_S, self.clock))
-
-    def _answering_view(self) -> View:
-        """Return the servers of the list that answer and have not said that they take nothing new."""
-        members: dict[int, Member] = {}
-        seen: set[int] = set()
-        for seed in self.settings.servers:
-            hello = self._hello_of(seed)
-            if hello is None or hello.incarnation in seen or self._is_out(seed):
-                continue
-            seen.add(hello.incarnation)
-            member = Member(hello.id, hello.generation, seed)
-            other = members.setdefault(hello.id, member)
-            if other is not member:
-                raise Rejected(
-                    f"the servers at {other.address} and {seed} both have the id {hello.id}: start each with an --id of"
-                    " its own, 0, 1, 2 ..."
-                )
-        open_to_new = tuple(member for member in members.values() if not self._is_draining(member))
-        if self._view is None or self._view.members != tuple(sorted(open_to_new, key=lambda each: each.id)):
-            self._view = View(0 if self._view is None else self._view.epoch + 1, open_to_new)
-        return self._view
-
-    def _is_out(self, seed: str) -> bool:
-        return len(self.settings.servers) > 1 and self._shown_silent_s(seed) >= self.settings.gone_after_s
-
-    def _is_draining(self, member: Member) -> bool:
-        hello = self._hello_of(member.address)
-        if hello is None:
-            return False
-        return hello.is_draining or (member.address, hello.incarnation) in self._draining
+        return View(listed.epoch, tuple(member for member in members if not self.callers.is_draining(member.address)))
 
 
 def _is_of(hello: HelloReply, member: Member) -> bool:
@@ -502,7 +344,3 @@ def _is_of(hello: HelloReply, member: Member) -> bool:
 def _described(listed: ListedMember) -> str:
     state = "" if listed.state == MemberState.ACTIVE else f" ({listed.state.name.lower()})"
     return f"{listed.member.id} at {listed.member.address}{state}"
-
-
-def _error_of(call: Future[Any]) -> BaseException | None:
-    return call.exception() if call.done() else Unavailable("no answer yet")

@@ -204,7 +204,9 @@ class ClientState:
 
         def ask(address: str) -> None:
             deadline = cluster.patience(GREETING_S).deadline
-            reply = cluster.caller(address).once(lambda transport, left_s: transport.pins(session, left_s), deadline)
+            reply = cluster.callers.at(address).once(
+                lambda transport, left_s: transport.pins(session, left_s), deadline
+            )
             if reply.status == Status.APPLIED and reply.pins:
                 found.append(decode(session, reply.pins))
 

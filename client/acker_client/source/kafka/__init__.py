@@ -2,7 +2,7 @@
 
 Entry points: ``kafka.Kafka``, ``offset_store.KafkaOffsets``, ``letters_topic.KafkaTopic``, ``hand_on.hand_on``.
 ``input`` commits the offsets of finished records; ``offset_store`` replaces that with ``checkpoint="kafka"``.
-``connection`` is the only module that imports confluent_kafka.
+``broker``, ``reader`` and ``topic_writer`` talk to Kafka. ``connection`` alone imports confluent_kafka.
 """
 
 from acker_client.source.kafka.hand_on import hand_on

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from acker_client.source.errors import SourceError
-from acker_client.source.kafka.connection import Message, forget_writer, library, writer_of
+from acker_client.source.kafka.connection import library
 from acker_client.source.kafka.names import KafkaConnection
+from acker_client.source.kafka.topic_writer import Message, forget_writer, writer_of
 
 if TYPE_CHECKING:
     from acker_client.spark.operators.hand_on import HandOn

@@ -18,19 +18,18 @@ import pyarrow as pa
 
 from acker_client.cluster.handed_on import HandedOn
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.kafka.connection import (
+from acker_client.source.kafka.broker import (
     EARLIEST,
     LATEST,
     METADATA_BYTES_MAX,
     Broker,
     CommittedOffset,
-    Unreachable,
     committer,
-    ends_before,
-    reader_of,
 )
+from acker_client.source.kafka.connection import Unreachable
 from acker_client.source.kafka.names import At, KafkaConnection, Topics, milliseconds
 from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion
+from acker_client.source.kafka.reader import ends_before, reader_of
 from acker_client.source.kafka.slices import (
     KafkaPart,
     KafkaSlice,

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from acker_client.source.errors import SourceError
-from acker_client.source.kafka.connection import TopicWriter, library
+from acker_client.source.kafka.connection import library
 from acker_client.source.kafka.names import KafkaConnection
+from acker_client.source.kafka.topic_writer import TopicWriter
 from acker_client.source.records.dead_letter import DeadLetter
 
 # The default of message.max.bytes, and the room for all parts of a message other than its key and value.

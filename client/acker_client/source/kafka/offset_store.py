@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from acker_client.source.errors import CheckpointError, SourceError
-from acker_client.source.kafka.connection import METADATA_BYTES_MAX, Broker, CommittedOffset, committer
+from acker_client.source.kafka.broker import METADATA_BYTES_MAX, Broker, CommittedOffset, committer
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion
 from acker_client.source.records.input import Committed

@@ -19,8 +19,8 @@ from acker_client.cluster.handed_on import HandedOn, taken_up
 from acker_client.source.decoding.lines import ReadRows
 from acker_client.source.decoding.values import jsonable
 from acker_client.source.errors import SourceError
-from acker_client.source.kafka.connection import Fetched, Gone, Reader, reader_of
 from acker_client.source.kafka.names import At, KafkaConnection
+from acker_client.source.kafka.reader import Fetched, Gone, Reader, reader_of
 from acker_client.source.records.input import Chosen, Original
 from acker_client.source.records.ranges import Positions
 
