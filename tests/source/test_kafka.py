@@ -516,7 +516,7 @@ def test_a_record_that_the_library_skips_as_it_is_damaged_is_an_error_and_not_ab
 def test_a_missing_broker_and_a_missing_topic_are_one_sentence_each(kafka: MockKafka, opened: list[KafkaInput]) -> None:
     away = Kafka("orders", bootstrap_servers="127.0.0.1:1", name="orders", timeout_s=0.5).input()[0]
     opened.append(away)  # type: ignore[arg-type]
-    with pytest.raises(SourceError, match=r"no broker at 127\.0\.0\.1:1 has answered .* in 0\.5 s .*see to bootstrap"):
+    with pytest.raises(SourceError, match=r"no broker at 127\.0\.0\.1:1 has answered .* in 0\.5 s .*check bootstrap"):
         away.start({})
     missing = kafka_input(kafka, "no-such-topic")
     opened.append(missing)
@@ -650,9 +650,9 @@ def test_settings_of_librdkafka_are_passed_through_and_one_that_it_has_not_is_a_
         source = Kafka("a", bootstrap_servers="127.0.0.1:1", name="orders", timeout_s=0.2, config=config)
         source.input()[0].start({})
 
-    with pytest.raises(SourceError, match=r'No such configuration property: "sasl.passwort": see to config'):
+    with pytest.raises(SourceError, match=r'No such configuration property: "sasl.passwort": check config'):
         started(**{"sasl.passwort": "x"})
-    with pytest.raises(SourceError, match=r"ssl\.ca\.location.* failed: .*: see to config"):
+    with pytest.raises(SourceError, match=r"ssl\.ca\.location.* failed: .*: check config"):
         started(**{"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "no.pem")})
     secret = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.password": "hunter2"}
     source = Kafka("a", bootstrap_servers="x:1", name="orders", config=secret)

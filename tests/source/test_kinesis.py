@@ -438,7 +438,7 @@ def test_a_short_outage_of_aws_is_waited_out_and_a_long_one_ends_the_run(twin: T
     away_until(twin.time.clock() + 30)
     twin.put(0, "b")
     assert following.data(following.drain()) == ["b"]
-    with pytest.raises(SourceError, match=r"no answer from Kinesis for 30\d s .*: see to the network.*nothing is lost"):
+    with pytest.raises(SourceError, match=r"no answer from Kinesis for 30\d s .*: check the network.*nothing is lost"):
         away_until(twin.time.clock() + 400)
 
 

@@ -222,7 +222,7 @@ def test_a_wrong_endpoint_is_one_sentence() -> None:
         pass
     with pytest.raises(SourceError, match=rf"Kinesis cannot be asked: {gone.url} does not answer .*endpoint_url="):
         Polled(gone, "orders")
-    with pytest.raises(SourceError, match=r"boto3 cannot open it \(Invalid endpoint: nonsense\): see to region="):
+    with pytest.raises(SourceError, match=r"boto3 cannot open it \(Invalid endpoint: nonsense\): check region="):
         BotoKinesis("orders", REGION, "nonsense")
 
 

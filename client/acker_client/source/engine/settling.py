@@ -164,7 +164,7 @@ class Settling:
         if self._broken_in_a_row >= BROKEN_MAX:
             last = shorten(batch.error) if batch.error else ""
             raise Broken(
-                f"{self._broken_in_a_row} batches in a row failed as a whole, the last with {last!r}: see to what they"
+                f"{self._broken_in_a_row} batches in a row failed as a whole, the last with {last!r}: check what they"
                 " compute or write to, and start again; nothing is lost, what is not done is read again"
             ) from batch.error
         if self._broken_in_a_row > PIECES:

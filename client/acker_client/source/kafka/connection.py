@@ -68,13 +68,13 @@ def error_of(error: Any, what: str, connection: KafkaConnection, trouble: str) -
     codes, code = library().KafkaError, error.code()
     why = f"{error.str()}; {trouble}" if trouble and trouble != error.str() else error.str()
     if is_forbidden(error):
-        return SourceError(f"Kafka: no permission for {what} ({why}): give this user the right to it, or see to config")
+        return SourceError(f"Kafka: no permission for {what} ({why}): give this user the right to it, or check config")
     if code == codes.UNKNOWN_TOPIC_OR_PART:
         return SourceError(f"Kafka: {what} does not exist at {connection.servers} ({why}): create it, or name another")
     if code in _passing():
         return Unreachable(
             f"Kafka: no broker at {connection.servers} has answered for {what} in {connection.timeout_s:g} s ({why}):"
-            " see to bootstrap_servers, to the brokers, and to the security settings in config"
+            " check bootstrap_servers, the brokers, and the security settings in config"
         )
     return SourceError(f"Kafka: {what}: {why}")
 
@@ -125,7 +125,7 @@ def _new_client(make: Callable[[], Any], connection: KafkaConnection) -> Any:
     try:
         return make()
     except library().KafkaException as error:
-        raise SourceError(f"Kafka at {connection.servers}: {error.args[0].str()}: see to config") from None
+        raise SourceError(f"Kafka at {connection.servers}: {error.args[0].str()}: check config") from None
 
 
 class _Whisper:

@@ -91,7 +91,7 @@ class KafkaOffsets:
             why = self._commit(changed)
         if why:
             raise CheckpointError(
-                f"what is done could not be committed to {self} ({why}): see to the brokers, and start again. Nothing"
+                f"what is done could not be committed to {self} ({why}): check the brokers, and start again. Nothing"
                 " is lost: what was committed before stands, and what was done since is read again"
             )
         self._saved |= {name: each.done for name, each in changed.items()}

@@ -129,7 +129,7 @@ class Reader:
         if error.code() in _damaged() and message.offset() < stop:
             # Without this check the library would skip these records silently.
             raise SourceError(
-                f"Kafka: {at.name} cannot be read at offset {message.offset()} ({error.str()}): see to the broker's"
+                f"Kafka: {at.name} cannot be read at offset {message.offset()} ({error.str()}): check the broker's"
                 " copy of it, and to what the library can decompress; what is not read is not done"
             )
         if error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
@@ -158,7 +158,7 @@ class Reader:
         why = f" (last seen: {self._trouble})" if self._trouble else ""
         return Unreachable(
             f"Kafka gave nothing of {at.name} from offset {position}, where records up to {stop} were"
-            f" planned, for {self.connection.timeout_s:g} s{why}: see to the brokers {self.connection.servers}"
+            f" planned, for {self.connection.timeout_s:g} s{why}: check the brokers {self.connection.servers}"
         )
 
     def _note_trouble(self, error: Any) -> None:

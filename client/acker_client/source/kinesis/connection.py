@@ -264,8 +264,7 @@ class BotoKinesis:
             if isinstance(error, kind):
                 return SourceError(f"stream {self._stream!r}: {to_do}")
         return SourceError(
-            f"stream {self._stream!r}: boto3 cannot {operation} it ({error}): see to region=,"
-            " endpoint_url= and session="
+            f"stream {self._stream!r}: boto3 cannot {operation} it ({error}): check region=, endpoint_url= and session="
         )
 
 

@@ -25,7 +25,7 @@ WAITS = Backoff(first_s=0.5, cap_s=10.0)
 # The number of throttled reads in a row that are logged on debug level only.
 THROTTLED_USUALLY = 8
 
-TO_DO = "see to the network, endpoint_url= and region=, and start again; nothing is lost"
+TO_DO = "check the network, endpoint_url= and region=, and start again; nothing is lost"
 
 
 class Asking:
