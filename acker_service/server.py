@@ -51,7 +51,7 @@ from acker_service.zookeeper.registry import Registry, RegistryError, ZooKeeper
 TICK_S = 0.05
 # How often the server checks whether freed memory should be returned to the system.
 TRIM_S = 5.0
-# If no tick came for so long, the server is stuck.
+# If no tick came for this time, the server is stuck.
 STUCK_S = 10.0
 STOP_POLL_S = 0.02
 # How often a draining server checks whether it has finished.

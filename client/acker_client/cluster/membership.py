@@ -33,7 +33,7 @@ AGAIN_S = 1.0
 VIEW_S = 0.5
 # Pace of greeting the servers of a list that answer.
 GREET_S = 2.0
-# A channel that was not used for so long is closed. No call takes longer.
+# A channel that was not used for this time is closed. No call takes longer.
 IDLE_S = 600.0
 # For SLOW_S after the client stopped waiting for a member, it waits only BRIEF_WAIT_S for it.
 BRIEF_WAIT_S = 0.5
