@@ -70,7 +70,7 @@ class SharedShard:
         """``clock``: in seconds. The shard's time leaves out pauses of this process; see ``running_time``.
 
         ``linger_s``: how long a watch with outcomes waits for more. ``since``: what the clock showed when the shard was
-        opened. The time since then may count as a pause.
+        opened. If loading the state took long, that time counts as a pause.
         """
         self.shard = shard
         self._clock, self._running = clock, RunningTime(clock() if since is None else since)
@@ -111,7 +111,8 @@ class SharedShard:
         """Answer a watch: at once if there are enough outcomes, else ``linger_s`` after the first one, or when the wait
         is over.
 
-        ``on_end`` gets a function. It must be called when the caller has gone, and makes the watch stop waiting.
+        ``on_end`` is called with a function that makes the watch stop waiting. That function must be called when the
+        caller has gone.
         """
         max_outcomes = min(request.max_outcomes or OUTCOMES_MAX, OUTCOMES_MAX)
         request = dataclasses.replace(request, max_outcomes=max_outcomes)

@@ -1,9 +1,9 @@
 """Ledger: updates a second through a whole shard in memory, at several numbers of pending roots.
 
-Steady state: every step starts one generation of roots and acks three older ones, the oldest of which ends by it; one
-update in four is an init. Reports are sorted and digested beforehand, as they arrive from the wire. Ticks and watches
-come as often as in a server; what they cost is in the figure. ``updates_per_cpu_s`` is the same per second of processor
-time, for machines that have other things to do. Run it: ``python benchmarks/ledger.py``.
+Steady state: every step starts one generation of roots and acks three older generations. The roots of the oldest end
+with this ack. One update in four is an init. Reports are sorted and digested beforehand, as they arrive from the wire.
+Ticks and watches come as often as in a server; the figure includes their cost. ``updates_per_cpu_s`` is the same per
+second of processor time, for machines that have other things to do. Run it: ``python benchmarks/ledger.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Placement: how even the members of a view are, what moves when one comes or goes, and how long placing takes.
 
 Views without a gap in their ids (0 to n - 1), for every n from 1 to 200: all joins of the next id, all leaves of each.
-Views with gaps: drawn. ``moved_over_least``: replicas of slots that live elsewhere afterwards, over those that must
-(what the member that comes holds then, or the one that goes held). Run it: ``python -m benchmarks.placement``.
+Views with gaps: drawn. ``moved_over_least``: the number of replicas that move, divided by the least number that must
+move. A member that joins must receive its replicas, and a member that leaves must give up its own. Run it:
+``python -m benchmarks.placement``.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def without_gaps(members: int, replicas: int) -> dict[str, Any]:
 
 
 def with_gaps(members: int, replicas: int, gaps: float, drawn: int) -> dict[str, Any]:
-    """Measure joins and leaves in random views of ids below ``members``, of which the share ``gaps`` is missing."""
+    """Measure joins and leaves in random views of ids below ``members``. ``gaps``: the share of missing ids."""
     draw, joins, leaves, over_bound = random.Random(9), Moves(), Moves(), 0.0
     for _ in range(drawn):
         ids = sorted(draw.sample(range(members), members - round(gaps * members)))

@@ -224,8 +224,8 @@ def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):
     """Check a whole report before any entry is applied, and find its sections.
 
     Writes ``keys[:n]`` (mix64 of the roots), ``starts[:k + 1]`` (where sections start, and n), ``slots[:k]``,
-    ``bits`` (uint64[16]: the slots as a map) and ``sections[0] = k``. If ``numbered``, each root must be number 0 to
-    ``up_to - 1`` counted from ``first``. Returns FINE, UNSORTED, ZERO or BEYOND.
+    ``bits`` (uint64[16]: the slots as a map) and ``sections[0] = k``. If ``numbered``, each root must have a
+    number (its distance from ``first``) of 0 to ``up_to - 1``. Returns FINE, UNSORTED, ZERO or BEYOND.
     """
     bits[:] = _ZERO
     sections[0] = 0
@@ -298,10 +298,10 @@ def apply_inits(
     keys, vals, starts, slots, fresh, section, sections, directory, pending, index,
     held, lifetime, seen, first, tick, out_roots, out_info, counters,
 ):  # fmt: skip
-    """Apply the inits of sections ``section`` to ``sections - 1`` that are in ``fresh`` to batch index ``index``.
+    """Apply inits to batch index ``index``: those of sections ``section`` to ``sections - 1`` that are in ``fresh``.
 
     ``seen``: bit map (uint64) of the batch's numbers that were initialised before; empty for the open stream. If a root
-    is pending in another batch, its init ends it in both batches, so an entry may have two outcomes. Returns
+    is pending in another batch, the init ends the root in both batches, so an entry may have two outcomes. Returns
     ``sections``, or the section whose sub-table must grow first. The next call then starts with that section.
     """
     stamps = _stamps(tick)
@@ -388,9 +388,10 @@ def apply_updates(
     """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` that are in ``fresh``.
 
     ``kinds`` empty: all ACK. The reason of an outcome is the entry's value in ``reasons``, plus one. At most
-    ``orphan_room`` orphans are created in all, which live for ``lifetime`` ticks. A new tombstone's position in the
-    report is written to ``tombstones``, and its ack val is the entry's value in ``reasons`` until `set_reasons` stores
-    the id of the reason there. Returns ``sections``, or the section whose sub-table must grow first.
+    ``orphan_room`` orphans are created in all, which live for ``lifetime`` ticks. ``tombstones`` gets the
+    position in the report of each new tombstone. The tombstone's ack val is the entry's value in ``reasons``, until
+    `set_reasons` replaces it with the id of the reason. Returns ``sections``, or the section whose sub-table must grow
+    first.
     """
     stamps = _stamps(tick)
     progress = (np.uint64(tick) & _TICK_MASK) << _PROGRESS_SHIFT
@@ -512,7 +513,7 @@ def _overdue(val, meta, tick, limits, orphan_ticks):
 def expire(
     slot, slots, budget, directory, limits, pending, orphan_ticks, tick, out_roots, out_info, counters,
 ):  # fmt: skip
-    """Expire the due entries of ``slots`` slots from ``slot`` on, cyclically. Checks about ``budget`` cells.
+    """Expire the due entries of the next ``slots`` slots, cyclically from ``slot``. Checks about ``budget`` cells.
 
     ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips slots in
     which nothing can be due, and stops before a slot whose outcomes might not fit. Returns the number of slots done.
@@ -558,7 +559,8 @@ def expire(
 def end_roots(slot, directory, actions, pending, out_roots, out_info, counters):
     """End all roots of each batch index according to ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP).
 
-    Starts at ``slot``. Returns 1024, or the slot to continue at once the caller has taken the outcomes so far.
+    Starts at ``slot``. Returns 1024 if all slots are finished. Otherwise the caller takes the outcomes and calls again
+    with the returned slot.
     """
     for at in range(slot, len(directory)):
         if counters[OUTCOMES] + directory[at, COUNT] > len(out_roots):

@@ -39,7 +39,8 @@ _INDEX = kernels.INDEXES - 1
 class State:
     """``generation`` names the state and stays with it over restarts. ``registrations`` counts all sources so far.
 
-    ``now`` is in seconds of a monotonic clock; ``tick`` is the same time in ticks. Orphans: half of ``room`` at most.
+    ``now`` is in seconds of a monotonic clock; ``tick`` is the same time in ticks. At most half of ``room`` may be
+    orphans.
     """
 
     def __init__(self, generation: int, room: Room, *, sequence_window: int, max_identity_bytes: int) -> None:
@@ -130,7 +131,7 @@ class State:
     # -- outcomes
 
     def deliver(self, outcomes: LedgerOutcomes, reasons: Sequence[Reason]) -> None:
-        """Put outcomes into the outboxes of their sources. Reason codes count ``reasons`` from 1."""
+        """Put outcomes into the outboxes of their sources. A reason code is an index into ``reasons``, plus one."""
         if not len(outcomes.roots):
             return
         if outcomes.is_uniform:
@@ -189,7 +190,10 @@ class State:
         yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
 
     def load(self, dumped: Iterable[StatePart]) -> None:
-        """Fill this state, which must be empty, at its present time. Raises ValueError if the dump is incomplete."""
+        """Fill this state, which must be empty. Dumped times are relative to its ``now``.
+
+        Raises ValueError if the dump is incomplete.
+        """
         try:
             self._load(iter(dumped))
         except (KeyError, TypeError, IndexError, OverflowError, AttributeError, json.JSONDecodeError) as error:
@@ -253,7 +257,7 @@ class State:
         }
 
     def _check_owners(self) -> None:
-        """Raise ValueError unless every pending root has a batch and every source its stream. Sets ``room.pending``."""
+        """Raise ValueError if a pending root has no batch, or a source no open stream. Sets ``room.pending``."""
         owned = [batch.index for batch in self.indexes]
         self.room.pending = int(self.ledger.pending.sum())
         if int(self.ledger.pending[owned].sum()) != self.room.pending:

@@ -13,7 +13,7 @@ from acker_service.locked_shard import SharedShard
 from acker_service.process.ticker import Ticker
 from acker_service.process.workers import Workers
 
-# If no tick came for so long, the server is stuck.
+# If no tick came for this time, the server is stuck.
 STUCK_S = 10.0
 # A server is not ready if the shard's lock is not free within ANSWER_S, or if a call has waited WAITED_S for a thread.
 # Probes time out after a second.

@@ -15,7 +15,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _JAVA_CALL = re.compile(r"^An error occurred while calling [^\n]*\n: ")
 _MODULE = re.compile(r"^(?:[A-Za-z_$][\w$]*\.)+(?=[A-Za-z_$][\w$]*(?::\s|:?$))")
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*$")
-# What Spark writes before the failure itself.
+# The text that Spark writes before the failure itself.
 _FRONTS = (
     re.compile(r"^.*\bmost recent failure: Lost task [^\n]*?\([^()\n]*executor[^()\n]*\): "),
     re.compile(r"^.*\bterminated with exception: "),

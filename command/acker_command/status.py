@@ -31,9 +31,9 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
     """Show the load of each server, and of all together.
 
     \b
-    pending       roots without an outcome; one with two replicas counts at both servers
+    pending       roots without an outcome; a root with two replicas counts at both servers
     batches       open batches, which wait to be settled
-    sources       sources whose lease has not expired; one that has roots on two servers counts at both
+    sources       sources whose lease has not expired; a source with roots on two servers counts at both
     unconfirmed   outcomes that their source has not confirmed
     reports/s     messages of reports that were answered; a report of more than a MiB is several
     updates/s     entries of reports that were applied, inits included

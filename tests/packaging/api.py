@@ -58,7 +58,7 @@ def _entry(name: str, value: Any) -> Iterator[str]:
     is_plain = is_class and not issubclass(value, BaseException | Enum)
     if is_plain or inspect.isfunction(value):
         yield f"```py\n{name}{_signature(value)}\n```\n"
-    # Python gives a dataclass without a docstring its signature as one.
+    # If a dataclass has no docstring, Python makes one from its signature.
     text = inspect.getdoc(value) or ""
     if text and not text.startswith(f"{name}("):
         yield f"{_markdown(text)}\n"

@@ -172,7 +172,10 @@ class Zoo(ZooKeeperProcess):
 
 
 def _reserved() -> socket.socket:
-    """Reserve a port: while this socket is open, only a listening socket can share its port (SO_REUSEADDR)."""
+    """Reserve a port for a server. While the returned socket is open, no other process gets this port as a free one.
+
+    A server can still listen on the port, because the socket has SO_REUSEADDR and does not listen.
+    """
     while True:
         taken = socket.socket()
         try:

@@ -68,7 +68,7 @@ def test_an_expected_server_is_away_until_a_look_after_its_time() -> None:
     seen = Seen(9, (TWO,)).expecting([ONE], NOW_MS + 500)
     assert seen.listed(NOW_MS) == (ListedMember(ONE.member, MemberState.AWAY, 500), ListedMember(TWO.member))
     assert seen.next_change_ms(NOW_MS) == 500
-    # While ZooKeeper is away no server can register, so the clock alone must not remove one.
+    # While ZooKeeper is away no server can register, so the clock alone must not remove a server.
     assert seen.listed(NOW_MS + 600) == (ListedMember(ONE.member, MemberState.AWAY, 0), ListedMember(TWO.member))
     assert seen.still_expecting(["1"], NOW_MS + 499) == seen.expected
     assert seen.still_expecting(["1"], NOW_MS + 500) == seen.still_expecting(["2"], NOW_MS) == ()

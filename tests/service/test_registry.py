@@ -498,7 +498,7 @@ def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_thei
             await_states(server, {1: ACTIVE, 2: ACTIVE, 3: AWAY})
         before = one.view()
         zookeeper.empty()
-        # Every view in between has both servers, and the one that is away and cannot register itself.
+        # Every view in between has both servers, and also the third server, which is away and cannot register itself.
         while min(server.view().epoch for server in (one, two)) <= before.epoch:
             assert states(one).keys() == states(two).keys() == {1, 2, 3}
             assert states(one)[3] == states(two)[3] == AWAY

@@ -51,7 +51,8 @@ class ZooKeeper:
         self._down_until = 0.0
         self._is_losing_data = False
         self._places: list[Place] = []
-        # Called with the id of a server that disappears from the list unannounced, and of one that is listed again.
+        # `on_gone` gets the id of a server that disappears from the list unannounced. `on_listed` gets the id of a
+        # server that is listed again.
         self.on_gone: Callable[[int], None] = lambda _: None
         self.on_listed: Callable[[int], None] = lambda _: None
         # Called with the id of a server that has announced its return.

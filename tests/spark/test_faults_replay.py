@@ -43,7 +43,7 @@ def made(how: str, text: str, attempt: int) -> list[Made]:
 
 
 def complete(how: str, live: LiveBatch, rows: set[tuple[int, ...]]) -> set[int]:
-    """Return the numbers of records of which ``rows`` has everything that one attempt made, and nothing else. With
+    """Return the numbers of the complete records: their ``rows`` are exactly the children that one attempt made. With
     "order", all words in any order are enough."""
     of_number: dict[int, list[Any]] = defaultdict(list)
     for number, *rest in rows:

@@ -16,7 +16,7 @@ from acker_client.rpc.connection import Connect, Connection
 from acker_client.settings import Settings
 from acker_protocol.messages import HelloReply
 
-# A channel that was not used for so long is closed. No call takes longer.
+# A channel that was not used for this time is closed. No call takes longer.
 IDLE_S = 600.0
 
 

@@ -253,8 +253,8 @@ class BatchVotes:
     def settled(self, member: int, roots: int) -> Merged:
         """Note that ``member`` has settled the batch and sends no more. Its server counted ``roots`` outcomes.
 
-        The member's roots without a report are absent. If another number of outcomes arrived here (``unheard``), it is
-        unknown what has become of them, and they count as LOST at this member.
+        The member's roots without a report are absent. If another number of outcomes arrived here (``unheard``),
+        the outcomes of these roots are unknown, and the roots count as LOST at this member.
         """
         if member in self._silenced:
             return Merged()

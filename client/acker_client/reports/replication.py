@@ -64,7 +64,7 @@ class Replication:
         self.out[member] = why
 
     def pins_of(self, member: Member) -> Pins:
-        """Return the pins of the batches of which ``member`` gets sections."""
+        """Return the pins of the batches whose sections ``member`` gets."""
         return self._shares[member].pins
 
     def _answered(self, is_out: IsOut = lambda pin, member: False) -> Mask:

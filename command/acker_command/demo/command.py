@@ -55,7 +55,8 @@ def demo(as_json: bool, **options: Any) -> None:
 
     With --source kafka the lines are first put into a topic of librdkafka's mock cluster; with kinesis into a stream of
     moto's server, which is slow: 5,000 lines unless you give --records; with frame into files that a streaming query
-    reads, whose foreachBatch is tracked. What holds the lines runs on this machine and ends with the demo.
+    reads, whose foreachBatch is tracked. That cluster, server or query runs on this machine and ends with the
+    demo.
 
     \b
     records        lines of the input

@@ -136,7 +136,7 @@ class CheckpointFile:
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {self.path} cannot be written ({error.strerror}): {to_write(error)}. Nothing is lost: the"
-                " one before it stands, and the next start reads again what was done since"
+                " previous checkpoint still holds, and the next start reads the records again that were done since"
             ) from None
 
     def _signature(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class JsonParser:
         """Return ``count`` rows, or the reason why they cannot be parsed.
 
         Every line begins and ends like an object, so no object spans several lines, and each line makes at least one
-        row. As many rows as lines therefore means one row per line.
+        row. So if there are as many rows as lines, each line has made one row.
         """
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1)
         parsing = pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")

@@ -84,8 +84,8 @@ class BatchFrame(Protocol):
 
 class Blame(Enum):
     """The cause of a failed batch. WORK: its records, Spark or the output, so a retry may help. CODE: the
-    program, so no retry helps. MISTAKE: the program, unless a job has read the batch's rows, one of which may have
-    caused it. EVIDENCE: the program, if it happens twice in a row."""
+    program, so no retry helps. MISTAKE: the program, unless a job has read the batch's rows, because a row may
+    have caused the error. EVIDENCE: the program, if the failure happens twice in succession."""
 
     WORK = "work"
     CODE = "code"

@@ -1,8 +1,8 @@
 """Outcomes: take outcomes from the watcher, and act on them for records, listeners and other jobs.
 
-Decides the order of the actions: a record's own outcome comes before the ack of the anchors that another job handed on,
-and its dead letter is on disk before the record counts as done. ``records.in_flight`` decides what an outcome means for
-a record.
+Decides the order of the actions: first a record gets its outcome, then the anchors are acked that another job handed on
+with it. A record counts as done only after its dead letter is on disk. ``records.in_flight`` decides what an
+outcome means for a record.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RunOutcomes:
         return batch is not None and batch.is_lost
 
     def await_batch(self, batch: Batch) -> None:
-        """Take outcomes until all of the batch have arrived, at most for the source's ``deadline_s``."""
+        """Take outcomes until the batch has all of its outcomes, but no longer than the source's ``deadline_s``."""
         deadline_s = self._environment.clock() + self._options.deadline_s
         while batch.number not in self._settled and self._environment.clock() < deadline_s:
             self.take_outcomes(LOOK_S, batch)
@@ -109,7 +109,7 @@ class RunOutcomes:
     def lose_silent(self, start: int, stop: int, now: float) -> None:
         """Give LOST to the emissions ``start <= number < stop`` that have no outcome after the end of their batch. If
         the input knows that a record does not exist, the record counts as done instead."""
-        # Read tasks may find fewer records than planned. Only for held batches do servers report these.
+        # Read tasks may find fewer records than planned. Servers report the missing records only for held batches.
         records, roots = self._in_flight.tracker.pending_among(start, stop)
         is_missing = ~np.array(self._lookup.are_there(records), np.bool_)
         if is_missing.any():
@@ -130,7 +130,7 @@ class RunOutcomes:
         """Write the letters of all records that have spent their retries."""
         if not self._dead_lettering.has_queued:
             return
-        # The share of dead letters counts all answered records.
+        # The share of dead letters depends on the number of finished records, so these must be counted first.
         self._partitions.retire_finished()
         spent = self._dead_lettering.write_queued(self._environment.wall())
         self._fail_upstream(spent)
@@ -172,7 +172,7 @@ class RunOutcomes:
             self._dead_lettering.queue(spent)
 
     def _ack_upstream(self, records: RecordNumbers) -> None:
-        """Ack the anchors that came with ``records``, which are done, at the servers of the job that handed them on."""
+        """Ack the anchors that came with the done ``records``, at the servers of the job that handed the anchors on."""
         if self._upstream is not None and len(records):
             taken_up = self._lookup.taken_up(np.sort(records))
             self._upstream.ack_anchors(each for handed in taken_up for each in handed)

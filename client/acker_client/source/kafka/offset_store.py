@@ -28,7 +28,7 @@ class KafkaOffsets:
     """A ``SharedCheckpointStore`` in the offsets of ``group_id``, for the partitions of ``topics`` or ``pattern``.
 
     ``metadata_bytes_max``: must be less than the brokers' ``offset.metadata.max.bytes``. Kafka does not stop a second
-    run of the same source from using it. Make sure of that yourself, or use a ZooKeeper group.
+    run of the same source from using this group. Make sure that only one run uses it, or use a ZooKeeper group.
     """
 
     def __init__(

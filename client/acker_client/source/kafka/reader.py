@@ -130,7 +130,7 @@ class Reader:
             # Without this check the library would skip these records silently.
             raise SourceError(
                 f"Kafka: {at.name} cannot be read at offset {message.offset()} ({error.str()}): check the broker's"
-                " copy of it, and to what the library can decompress; what is not read is not done"
+                " copy of it, and the codecs that the library has; records that were not read are not done"
             )
         if error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
             return self._out_of_range(at, position, stop)

@@ -154,7 +154,7 @@ def taken_up_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[list[HandedOn
                     found[offset] = _taken_up(part, offset, headers)
     except SourceError as error:
         log.warning(
-            "headers of %s could not be read once more; what was handed on times out: %s", part.partition, error
+            "headers of %s could not be read once more; the handed-on anchors time out: %s", part.partition, error
         )
     return [found.get(offset, []) for offset in chosen.positions.tolist()]
 
@@ -163,7 +163,7 @@ def _taken_up(part: KafkaPart, offset: int, headers: Sequence[tuple[str, bytes |
     try:
         return taken_up(headers)
     except ValueError as error:
-        log.warning("%s:%d: %s; what was handed on with it times out", part.partition, offset, error)
+        log.warning("%s:%d: %s; the anchors that were handed on with it time out", part.partition, offset, error)
         return []
 
 

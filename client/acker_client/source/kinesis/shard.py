@@ -4,7 +4,7 @@ A position counts records in the order of reading, from the first record that wa
 with gaps, and are compared for equality only. Reading from a sequence number always returns the same records in the
 same order. So a checkpoint needs only one sequence number to find all positions again, including those beyond holes.
 
-Records age out of a shard from its beginning. If the record at which the checkpoint goes on has aged out, the remaining
+Records age out of a shard from its beginning. If the record at which a restart would resume has aged out, the remaining
 records are read as new ones, from the first unused position on.
 """
 
@@ -38,8 +38,9 @@ class ShardMark:
     sequence number of the last record that was read. ``end``: the number of positions, once the shard was read to its
     end.
 
-    An earlier run may have done records that this run has not read again yet. If the prefix reaches these, ``at`` is
-    the last record that was read, and ``skip`` is the number of done records from ``at`` on.
+    Some records may be done since an earlier run, although this run has not read them again yet. If the done prefix
+    ends among these records, ``at`` is the last record that was read, and ``skip`` is the number of done records from
+    ``at`` on.
     """
 
     at: str | None = None
@@ -80,8 +81,9 @@ class ShardReading:
     def __init__(self, name: str, first: Begin, committed: Committed, mark: ShardMark) -> None:
         self.name = name
         self.done = committed.done
-        # With "latest", position 0 belongs to no record: it stands for the point where reading began. It is done at
-        # once. So the checkpoint contains the shard once a record was read, and a restart begins at the same point.
+        # With "latest", position 0 belongs to no record: it stands for the point where reading began. Position 0 is
+        # done immediately, so that the checkpoint contains the shard as soon as a record was read. A restart then
+        # begins at the same point.
         if first == LATEST and not self.done.reach:
             self.done = Ranges.below(1)
         # No part begins below the committed prefix.
@@ -157,8 +159,8 @@ class ShardReading:
             )
         else:
             log.warning(
-                "%s has aged out of the stream; all that was read of it is done, and what came to it later, if anything"
-                " did, is lost; %s",
+                "%s has aged out of the stream; all records that were read are done, but any records that were written"
+                " to it later are lost; %s",
                 self.name,
                 KEEP,
             )
@@ -184,14 +186,14 @@ class ShardReading:
         return mark | ({"end": self.next} if self.is_drained else {})
 
     def _check_first(self, sequence_number: str) -> None:
-        """Check that the first record that was read is the one at which the checkpoint goes on."""
+        """Check that the first record that was read is the record in the checkpoint's ``at``."""
         if self._mark.at is not None and sequence_number != self._mark.at:
             self._skip_aged()
 
     def _skip_aged(self) -> None:
         log.error(
-            "%s: the record that the checkpoint goes on at, %s, has aged out of the stream before it was done; what"
-            " aged out with it is lost, and what is left is read, some of it again; %s",
+            "%s: the record %s, at which the checkpoint resumes, has aged out of the stream before it was done; all"
+            " records that aged out with it are lost; the remaining records are read, some of them a second time; %s",
             self.name,
             self._mark.at,
             KEEP,

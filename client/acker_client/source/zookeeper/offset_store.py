@@ -286,12 +286,12 @@ class ZooKeeperOffsets:
         if self._group is None:
             raise CheckpointError(
                 f"checkpoint {self}: another run has written {shown}: stop that one, or give this one a name of its"
-                " own. Nothing is lost: what this one has done since will be read again"
+                " own. Nothing is lost: the records that this run has done since are read again"
             )
         self._group.disown(fenced)
         raise Fenced(
             f"checkpoint {self}: {shown} went to another source of the group before this was committed; that one reads"
-            " again what is not",
+            " the uncommitted records again",
             fenced,
         )
 
@@ -345,8 +345,8 @@ class ZooKeeperOffsets:
         is_full = len(content) > WARN_SHARE * self._node_bytes or left_out > 0
         if is_full and partition not in self._filled:
             log.warning(
-                "checkpoint %s: %s takes %d of the %d bytes that a node holds, for %d stretches of open records; where"
-                " it is full, what is done beyond is left out and read again after a restart",
+                "checkpoint %s: %s takes %d of the %d bytes that a node holds, for %d stretches of open records; if"
+                " it is full, further done records are left out, and read again after a restart",
                 offset.place,
                 partition,
                 len(content),
@@ -415,8 +415,8 @@ class ZooKeeperOffsets:
         if left_s <= 0 or not self.session.wait(left_s):
             raise CheckpointError(
                 f"checkpoint {self} cannot be written or read: ZooKeeper has not answered for {self._deadline_s:g} s:"
-                " check that it runs, then start the source again. Nothing is lost: what was done since the last commit"
-                " will be read again"
+                " check that it runs, then start the source again. Nothing is lost: records that were done since"
+                " the last commit are read again"
             )
 
 

@@ -80,8 +80,8 @@ def consume(roots, edges, produced, total, folded_roots, folded_vals):  # type: 
 
 @njit(types.int64(_I64S_IN, _I64S), nogil=True, cache=True)
 def count_children(parents, counts):  # type: ignore[no-untyped-def]
-    """Count the children of each parent into ``counts: int64[n]`` (zeros before). Return -1, or the position in
-    ``parents`` of the first one that is not the index of a row."""
+    """Count the children of each parent into ``counts: int64[n]`` (zeros before). Return the position in
+    ``parents`` of the first value that is not the index of a row, or -1 if all are."""
     for j in range(len(parents)):
         parent = parents[j]
         if parent < 0 or parent >= len(counts):

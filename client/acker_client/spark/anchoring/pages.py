@@ -47,7 +47,7 @@ class Pages:
     digests: Column
 
     def some(self, ids: Positions) -> Pages:
-        """Return the pages with these ``ids: int64[k]``, ascending, all of which must be here."""
+        """Return the pages with these ``ids: int64[k]``. The ids must ascend, and all these pages must be here."""
         at = np.searchsorted(self.ids, ids)
         return Pages(self.ids[at], self.rows[at], self.digests[at])
 

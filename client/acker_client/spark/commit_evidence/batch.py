@@ -438,7 +438,7 @@ def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:
 
 
 def _is_settled(node: lineage.Node) -> bool:
-    """Whether all batches whose rows reach a step are settled. Until then its notes are evidence for one of them."""
+    """Whether all batches whose rows reach a step are settled. Until then the step's notes are evidence."""
     batches = [ref() for ref in node.batch_refs]
     return all(isinstance(batch, BatchEvidence) and batch.is_released for batch in batches if batch is not None)
 

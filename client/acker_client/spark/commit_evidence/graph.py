@@ -71,8 +71,8 @@ _V2 = re.compile(
 class Places:
     """How to recognize the rows of a sink in what Spark ran.
 
-    ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, that node must
-    be above one that runs this function. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
+    ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, a function
+    that a node below that node must run. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
     partitions of each watched RDD, by (tag, number in notes). ``calls``: where the client's own calls deliver to, by
     the call site that the executions within them have.
     """
@@ -243,7 +243,7 @@ def _is_zero(metrics: Any, values: Any) -> bool:
 
 
 def _rows(metrics: Any, values: Any) -> list[str]:
-    """Return the value of each metric for a node's number of output rows; "" for one that was not reported."""
+    """Return the value of each metric for a node's number of output rows; "" for a metric without a report."""
     rows = [metric for metric in each(metrics) if metric.name() == "number of output rows"]
     counts = [values.get(metric.accumulatorId()) for metric in rows]
     return [str(count.get()) if count.isDefined() else "" for count in counts]

@@ -47,7 +47,7 @@ class Node:
 
     ``batches``: the batches whose rows it takes, held weakly. ``moving_boundaries``: a second evaluation may split the
     rows that reach this step into tasks differently. ``moves``: the reason is a node between this step and the step
-    before it. ``is_moved``: the reason is a node between this step and one that takes its rows.
+    before it. ``is_moved``: the reason is a node between this step and a step that takes its rows.
     """
 
     kind: str

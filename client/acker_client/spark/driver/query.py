@@ -57,8 +57,9 @@ def run_uninterrupted(step: Callable[[], object]) -> None:
 
 
 def _found(query_id: str, spark: SparkSession) -> Any:
-    # A session lists only the queries that it began, and that session is unknown here: the micro-batch has one of its
-    # own, and the thread's active session is the one that made a frame last. So this reads the shared state.
+    # A session lists only the queries that it began, and that session is unknown here: the micro-batch has its own
+    # session, and the thread's active session is the session that made the latest frame. So this reads the state that
+    # all sessions share.
     session: Any = spark._jsparkSession
     active: Any = session.sharedState().activeStreamingQueries()
     return next((query for query in active.values() if query is not None and str(query.id()) == query_id), None)

@@ -86,7 +86,7 @@ class RowTask:
             return []
 
     def _anchor_children(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
-        """Return the children of the rows from ``start`` on, anchored to these."""
+        """Return the children of the rows from ``start`` on, anchored to these rows."""
         every = list(itertools.chain.from_iterable(children))
         try:
             columns = self._writer.columns(every)
