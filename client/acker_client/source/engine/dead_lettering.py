@@ -111,7 +111,7 @@ class DeadLettering:
         raise TooManyDeadLetters(
             f"{dead} of {read} records have spent all retries, more than max_dead_share={share_max:g}"
             f" allows: mend what fails and start again, or raise max_dead_share\n{self._reasons_of(spent)}\n"
-            f"{NOTHING_LOST}, and are not in {letters}{_earlier(counts.dead_lettered)}"
+            f"{NOTHING_LOST}. These records are not in {letters}{_earlier(counts.dead_lettered)}"
         )
 
     def _reasons_of(self, spent: Failures) -> str:
@@ -151,7 +151,7 @@ def _records(count: int) -> str:
 
 
 def _earlier(count: int) -> str:
-    return f" ({count} earlier ones of this run are)" if count else ""
+    return f", but {count} earlier ones of this run are" if count else ""
 
 
 def _kind_of(text: str) -> str:
