@@ -133,7 +133,7 @@ class DeadLettering:
             )
 
     def _reason(self, reason: str) -> str:
-        """Return the reason, with its traceback only in the first letter of its kind."""
+        """Return the reason. Only the first letter of each kind of failure keeps the traceback."""
         text, traceback = _split_reason(reason)
         return reason if traceback and self._is_first("letter of " + _kind_of(text)) else text
 

@@ -172,7 +172,7 @@ class RunOutcomes:
             self._dead_lettering.queue(spent)
 
     def _ack_upstream(self, records: RecordNumbers) -> None:
-        """Ack the anchors that came with ``records``, which are done, at the servers of the job that handed them on."""
+        """Ack the anchors that came with the done ``records``, at the servers of the job that handed the records on."""
         if self._upstream is not None and len(records):
             taken_up = self._lookup.taken_up(np.sort(records))
             self._upstream.ack_anchors(each for handed in taken_up for each in handed)
