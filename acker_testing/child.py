@@ -1,4 +1,4 @@
-"""Child: a server process on a free port of this machine, which ends with the process that started it.
+"""Child: a server process on a free port of this machine. The server ends with the process that started it.
 
 Decides how the server is started, awaited and ended. When it ends, its state is gone unless it has a ``--state-dir``.
 """

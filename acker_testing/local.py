@@ -102,7 +102,7 @@ class LocalServer:
         self.is_up = True
 
     def ask(self, question: Callable[[Shard, float], Reply]) -> Reply:
-        """Call the shard after a tick. Raises Unavailable while the server is stopped."""
+        """Call ``question(shard, now)`` after a tick of the shard. Raises Unavailable while the server is stopped."""
         with self._lock:
             if not self.is_up:
                 raise Unavailable("the local server is stopped: start() it")
@@ -121,7 +121,7 @@ class LocalServer:
 
 
 class LocalTransport:
-    """A :class:`acker_protocol.messages.Transport` to a :class:`LocalServer`, which is new unless one is given."""
+    """A :class:`acker_protocol.messages.Transport` to ``server``. None makes a new :class:`LocalServer`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""ZooKeeper: a real ZooKeeper process on this machine, which ends with the process that started it.
+"""ZooKeeper: a real ZooKeeper process on this machine. ZooKeeper ends with the process that started it.
 
 Decides how ZooKeeper is started, awaited, ended, and restarted with its data. It runs from the jars of PySpark, so it
 needs the extra `spark` and Java 17 or newer (JAVA_HOME, or on PATH).

@@ -66,7 +66,7 @@ class Servers:
         self.running[number] = child
 
     def restart(self, number: int) -> None:
-        """Restart a server as planned, which keeps its state."""
+        """Restart a server as planned, so that it keeps its state."""
         self.running.pop(number).terminate()
         self.start(number)
 

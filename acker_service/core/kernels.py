@@ -648,7 +648,7 @@ def copy_in(directory, tick, keys, vals, flags, ages):
 
 @njit(types.int64(types.uint64, types.uint64, _U64S_IN), nogil=True, cache=True)
 def count_within(first, up_to, slots):
-    """Count how many roots of numbers 0 to ``up_to - 1``, counted from ``first``, fall into ``slots`` (a bit map)."""
+    """Count how many of the ``up_to`` roots from number ``first`` on fall into ``slots`` (a bit map)."""
     count = 0
     for number in range(up_to):
         slot = _mix(_mix(first + np.uint64(number))) >> _U54

@@ -1,8 +1,8 @@
 """Signals: lets a thread wait for SIGTERM and SIGINT.
 
 Decides how a signal is noticed. The system delivers a signal to any thread, but a Python handler runs only in the main
-thread, and only when that thread is back in the interpreter. A main thread that waits for a lock may never return to
-it. The interpreter's C handler, though, runs at once in any thread. It writes the signal's number into a socket
+thread, and only when that thread is back in the interpreter. A main thread that waits for a lock may never get
+there. The interpreter's C handler, though, runs at once in any thread. It writes the signal's number into a socket
 (``signal.set_wakeup_fd``), and a thread waits at the other end. No signal is lost.
 """
 

@@ -206,7 +206,7 @@ class Registry:
                 self._own_nodes.claim_id()
             except Rival as rival:
                 if rival.may_be_dead and time.monotonic() < self._grace_until + MARGIN_S:
-                    # A restored backup may hold a node of this server's own dead process, which goes by itself.
+                    # A restored backup may hold a node of this server's own dead process. Such a node goes by itself.
                     return
                 self._is_taken = True
                 log.error("id_taken", id=self._server.id, reason=str(rival))  # noqa: TRY400  # not a bug: no traceback

@@ -219,7 +219,7 @@ def _scores(seat: int) -> Column:
 
 
 def _fill(held: Seats, ids: Seats) -> None:
-    """Fill vacant positions in ``held`` in rounds. A slot asks a member with room, which accepts the lowest scores."""
+    """Fill vacant positions in ``held`` in rounds. Slots ask members with room. A member accepts the lowest scores."""
     room = slots_at_most(len(ids), held.shape[1]) - np.bincount(held[held != _NOBODY], minlength=IDS)[ids]
     asking, stuck = np.flatnonzero((held == _NOBODY).any(axis=1)), []
     # Must be another score than the table's, in which a member has high scores for all slots that it does not hold.

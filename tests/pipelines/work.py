@@ -1,4 +1,4 @@
-"""User code of a program's steps, which runs in Spark's workers, and the faults that are injected there."""
+"""User code of a program's steps, and the faults that are injected into it. The code runs in Spark's workers."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ class Group:
         self.wanted[partition] = member
 
     def put_out(self, member: str) -> None:
-        """End the session of a member, which may not know it yet."""
+        """End the session of a member. The member may not know this yet."""
         for partition, owner in self.owners.items():
             if owner == member:
                 self.take_away(partition)
 
     def take_away(self, partition: str) -> None:
-        """Take a partition from its owner, which may not know it yet."""
+        """Take a partition from its owner. The owner may not know this yet."""
         self._lost.setdefault(self.owners[partition] or "", set()).add(partition)
         self.owners[partition] = None
 

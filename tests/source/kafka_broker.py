@@ -1,4 +1,4 @@
-"""Kafka for tests: librdkafka's mock cluster in a process of its own, which ends with this one.
+"""Kafka for tests: librdkafka's mock cluster in its own process. That process ends with this one.
 
 ``python -m tests.source.kafka_broker BROKERS`` owns the cluster, prints its address, and serves until its standard
 input ends. The cluster creates a topic, with four partitions, when a producer asks for its metadata. It has no

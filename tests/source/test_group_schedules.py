@@ -141,7 +141,7 @@ class Sources:
         self.group.give(self.dice.choice(PARTITIONS), self.dice.choice(MEMBERS))
 
     def lose(self, name: str) -> None:
-        """End the session of a source, which does not know it yet."""
+        """End the session of a source. The source does not know this yet."""
         for partition, owner in self.group.owners.items():
             if owner == name:
                 self.twin.take_away(partition)

@@ -121,7 +121,7 @@ class Sources:
         self.log.append(self.dice.choice(PARTITIONS), self.dice.randrange(1, 6))
 
     def expire(self, name: str) -> None:
-        """End the session of a source, which does not know it yet."""
+        """End the session of a source. The source does not know this yet."""
         if name in self.members and not self.members[name].session.is_expired:
             self.members[name].session.expire()
 

@@ -232,8 +232,8 @@ def test_too_many_dead_letters_are_listed_by_reason_and_origin(cluster: Cluster)
         " or raise max_dead_share\n"
         f"  10 for 'ValueError: 1': {b}:1, {b}:3, {b}:5, ...\n"
         f"  10 for 'ValueError: 0': {b}:2, {b}:4, {b}:6, ...\n"
-        "nothing is lost: these records are not done, and are read again at the next start, and are not in"
-        f" {cluster.folder / 'dead.jsonl'} (5 earlier ones of this run are)"
+        "nothing is lost: these records are not done, and are read again at the next start. These records are"
+        f" not in {cluster.folder / 'dead.jsonl'}, but 5 earlier ones of this run are"
     )
     assert [(letter["path"], letter["line"]) for letter in letters(cluster)] == [(a, k) for k in range(1, 6)]
 
@@ -541,7 +541,7 @@ def test_output_of_an_abandoned_batch_is_removed_unless_it_may_be_acked(cluster:
     assert taken_back == [2, 100]
     for batch in cluster.source(batch_records=10).batches(NO_SPARK):
         batch.on_abandon(partial(taken_back.append, 200))
-        # A sink also wrote rows of another batch, which may be ACKED, so the output must stay.
+        # A sink also wrote rows of another batch. That batch may be ACKED, so the output must stay.
         frame_of(batch).evidence.is_shared = True
         break
     assert taken_back == [2, 100]
@@ -552,7 +552,7 @@ def test_output_of_an_abandoned_batch_is_removed_unless_it_may_be_acked(cluster:
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["settled", "left"])
 def test_a_step_that_comes_after_the_batch_was_judged_done_is_never_run(cluster: Cluster, is_left: bool) -> None:
-    """The listener stands in for a user thread that outlives the loop body and adds the step."""
+    """The listener stands in for a user thread that outlives the loop body and then calls ``on_abandon``."""
     cluster.write("a.txt", "only")
     taken_back: list[str] = []
 
@@ -702,7 +702,7 @@ def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_
 
 def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_replay(cluster: Cluster) -> None:
     class Slow(Polling):
-        """Delivers each result with interrupted batches one poll later."""
+        """Delivers a result one poll later if it names interrupted batches."""
 
         held: WatchResult | None = None
 

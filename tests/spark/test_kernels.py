@@ -1,4 +1,4 @@
-"""The compiled kernels compared with the scalar functions of the protocol, called once per element."""
+"""The compiled kernels give the same results as the protocol's own functions."""
 
 from __future__ import annotations
 

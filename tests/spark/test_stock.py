@@ -238,11 +238,11 @@ def test_what_a_group_returns_wrong_fails_the_task_and_no_record(spark: SparkSes
         ),
         (lambda df: explode("words", 3), "explode: into=3; give the name of the elements' column"),  # type: ignore[arg-type]
         (lambda df: explode("words", ("k", 1)), "explode: into=.*; give the name of the elements' column"),  # type: ignore[arg-type]
-        (lambda df: join("prices", "sku"), r"join: the table is a str; give a DataFrame, as join\(spark.table"),  # type: ignore[arg-type]
+        (lambda df: join("prices", "sku"), r"join: the table is a str; give a DataFrame: join\(spark.table"),  # type: ignore[arg-type]
         (lambda df: join(df, F.col("id")), "join: on=Column.*; give the name of a column, or a list of names"),  # type: ignore[arg-type]
         (lambda df: join(df, [F.col("id")]), "join: on=.*; give the name of a column, or a list of names"),  # type: ignore[list-item]
         (lambda df: join(df, []), "join: on=..; give the name of a column"),
-        (lambda df: join(df, "sku"), r"join: on='sku'; name columns of both sides: the table has \['id'\]"),
+        (lambda df: join(df, "sku"), r"join: on='sku'; give columns that both sides have; the table has \['id'\]"),
         (lambda df: join(df, "id", "outer"), "join: how='outer'; give 'inner' or 'left'"),  # type: ignore[arg-type]
         (lambda df: group(F.col("id"), "n int"), "group: keys=.*; give the name of a column, or a list of names"),  # type: ignore[arg-type]
         (lambda df: group([], "n int"), "group: keys=..; give the name of a column"),

@@ -46,8 +46,8 @@ class Sending:
 
     @property
     def has_to_arrive(self) -> bool:
-        """Whether a root might be falsely ACKED if the report did not arrive. That is possible only for roots of
-        sources in other processes, which cannot learn that a server was left out."""
+        """Whether a root might be falsely ACKED if the report did not arrive. This is possible only if the root's
+        source runs in another process, because that source cannot learn that a server was left out."""
         source, pins = self._state.source_or_none, self._replication.pins
         if any(pin.session in self._state.joined for pin in pins):
             return True

@@ -83,7 +83,7 @@ class Delivery:
         self._message_bytes = MESSAGE_BYTES
         whole = digest(entries) if report_digest is None else report_digest
         self._messages = _numbered(pack(identity, entries, inits, report_digest=whole))
-        # The key of the message with the covered numbers, which is sent last. -1 if there is none.
+        # The key of the message with the covered numbers. This message is sent last. -1 if there is none.
         self._covering = len(self._messages) - 1 if inits is not None and len(inits.covered) else -1
 
     @property

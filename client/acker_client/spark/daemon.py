@@ -1,4 +1,4 @@
-"""PySpark's worker daemon, which forks Python workers, with the imports of a tracked step loaded before the fork.
+"""PySpark's worker daemon, which forks Python workers. It loads the imports of a tracked step before it forks.
 
 Saves each new worker one or two seconds of imports, which matters where tasks fail. To use it, set
 ``spark.python.daemon.module`` to ``acker_client.spark.daemon``. It never imports gRPC, because a channel and its

@@ -75,8 +75,8 @@ class Verifier(Listener):
         self.dead(self._numbers(dead.origins()))
 
     def acked(self, roots: Column, records: Ints) -> None:
-        """Check the rows committed under ``roots: uint64[n]``, which were just reported ACKED. ``records``: the numbers
-        of their records."""
+        """Check the rows committed under ``roots: uint64[n]``. These roots were just reported ACKED. ``records``: the
+        numbers of their records."""
         self._count_answers(records, ACKED, "acked")
         self.roots[records] = roots.view(np.int64)
         for folder in set(self._committed.iterdir()) - self._read:

@@ -2,8 +2,9 @@
 
 A line ends before ``\\n`` or at the end of a file. One ``\\r`` before the ``\\n`` does not belong to it, nor does a
 UTF-8 byte order mark at the beginning of a file. An empty line is a record. A line that is not valid UTF-8, or does not
-fit the format, is *unreadable*: a record that fails, with its position. A file that differs from what the driver
-counted is an error; other records are never returned. Needs pyarrow and numpy; imports neither grpc nor pyspark.
+fit the format, is *unreadable*: a record that fails, and its reason tells the position. A file that differs from what
+the driver counted is an error; other records are never returned. Needs pyarrow and numpy; imports neither grpc nor
+pyspark.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class DeadLettering:
         raise TooManyDeadLetters(
             f"{dead} of {read} records have spent all retries, more than max_dead_share={share_max:g}"
             f" allows: mend what fails and start again, or raise max_dead_share\n{self._reasons_of(spent)}\n"
-            f"{NOTHING_LOST}, and are not in {letters}{_earlier(counts.dead_lettered)}"
+            f"{NOTHING_LOST}. These records are not in {letters}{_earlier(counts.dead_lettered)}"
         )
 
     def _reasons_of(self, spent: Failures) -> str:
@@ -133,7 +133,7 @@ class DeadLettering:
             )
 
     def _reason(self, reason: str) -> str:
-        """Return the reason, with its traceback only in the first letter of its kind."""
+        """Return the reason. Only the first letter of each kind of failure keeps the traceback."""
         text, traceback = _split_reason(reason)
         return reason if traceback and self._is_first("letter of " + _kind_of(text)) else text
 
@@ -151,7 +151,7 @@ def _records(count: int) -> str:
 
 
 def _earlier(count: int) -> str:
-    return f" ({count} earlier ones of this run are)" if count else ""
+    return f", but {count} earlier ones of this run are" if count else ""
 
 
 def _kind_of(text: str) -> str:

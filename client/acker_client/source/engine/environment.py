@@ -1,4 +1,4 @@
-"""Environment: the outside world of a run (Spark, the server, clocks, randomness), which tests replace.
+"""Environment: the outside world of a run (Spark, the server, clocks, randomness). Tests replace it.
 
 The default imports Spark only when a run begins: importing ``acker_client.source`` needs neither Spark nor grpc.
 """

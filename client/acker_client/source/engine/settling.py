@@ -143,8 +143,8 @@ class Settling:
         self._batches.release_batch()
 
     def _outlives(self, batch: Batch) -> bool:
-        """Return whether roots of the batch, which is *done*, may still be pending because it is not held. Losing a
-        server changes nothing: another replica may have the batch, and if none has, its roots were reported LOST."""
+        """Return whether roots of the *done* batch may still be pending because the batch is not held. Losing a
+        server changes nothing: another replica may have the batch, and if none has, the roots were reported LOST."""
         timeout_s = self._options.message_timeout_s
         if timeout_s is None:
             return False

@@ -25,7 +25,8 @@ class Files(Source):
     ``paths``: a path, a pattern (``**`` too), or several. They are read in the order given, each pattern sorted.
     ``format``: "text" gives a row ``value string, path string, line bigint`` for each line. "json" parses each line as
     an object into the columns of ``schema`` (DDL text or ``StructType``); a line that does not fit is a record that
-    fails. A line that is not valid UTF-8 fails too, with its position. A ``.gz`` is unpacked while it is read.
+    fails. A line that is not valid UTF-8 fails too, and its reason tells the position. A ``.gz`` is unpacked while
+    it is read.
 
     ``follow_s``: the source does not end (see ``stop``). At this interval in seconds it looks for new files and for new
     lines in known files, even if these were renamed. A last line without a line feed waits until it is complete.

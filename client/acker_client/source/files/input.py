@@ -60,7 +60,7 @@ class Listing:
     def locate(
         self, path: str, shown: str, inode: int, fits: Callable[[str], bool], others: Container[int | None] = ()
     ) -> Found | None:
-        """Return the current location of the file with ``inode``, which was at ``path``; None if it is gone.
+        """Return the current location of the file that was at ``path`` and has ``inode``; None if it is gone.
 
         A new file at ``path`` counts as the same file if it begins with all that was read, unless its inode belongs to
         one of the known ``others``. ``fits`` checks this beginning for a path.

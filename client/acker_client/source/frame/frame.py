@@ -1,4 +1,4 @@
-"""The source ``Frame``, whose records are rows of a DataFrame, and ``tracked``, which runs one for each micro-batch."""
+"""The source ``Frame`` reads the rows of a DataFrame as records. ``tracked`` runs a ``Frame`` for each micro-batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that the driver holds, and slices of them, which executors unpack. Decides the columns.
+"""Records that the driver holds, and slices of these records. Executors unpack the slices. Decides the columns.
 
 The driver reads each record once. AWS limits an account to five reads and 2 MB per second of a shard, so reading
 records twice would halve the throughput. Also, a record may age out of the stream before its retry. Needs pyarrow and

@@ -201,7 +201,7 @@ class ShardReading:
         self.next = max(self.next, self.done.reach)
 
     def _sequence_number_at(self, position: int) -> str | None:
-        """Return the sequence number of the record at ``position``, which is not done; None if it was not read yet."""
+        """Return the sequence number of the open record at ``position``; None if the record was not read yet."""
         if position >= self.next:
             return None
         for held in self._held:

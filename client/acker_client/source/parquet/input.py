@@ -358,8 +358,9 @@ def _in_directory(path: str, *, may_be_none: bool) -> list[str]:
         for name in below:
             if "=" in name:
                 raise SourceError(
-                    f"Parquet: {os.path.join(folder, name)!r} holds a column in its name, which is not read: name the"
-                    f" files by a pattern, {os.path.join(path, '**', '*.parquet')!r}, to read them without it"
+                    f"Parquet: {os.path.join(folder, name)!r} holds a column in its name, and such columns are not"
+                    f" read: name the files by a pattern, {os.path.join(path, '**', '*.parquet')!r}, to read them"
+                    " without the column"
                 )
         found += [os.path.join(folder, name) for name in files if name[0] not in "._" and name.endswith(".parquet")]
     if not found and not may_be_none:

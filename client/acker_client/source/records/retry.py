@@ -149,7 +149,7 @@ class Schedule:
                 self._push(kept, group.due_s, group.depth)
 
     def forget_attempts(self, below: int) -> None:
-        """Drop the attempts of records below ``below``, which are done."""
+        """Drop the attempts of records below ``below``, because these records are done."""
         self._failed.forget_below(below)
         self._interrupted.forget_below(below)
 

@@ -2,8 +2,8 @@
 
 *range* works exactly as in old Kafka. For each topic it sorts partitions by number and consumers as strings. Each
 consumer gets an equal stretch of partitions, and the first consumers get one more if there is a remainder. *sticky*
-moves as few partitions as it can. The shares of consumers of the same topics differ by at most one. Both depend only on
-their arguments, so that all consumers that see the same state compute the same shares.
+moves as few partitions as it can, but consumers with the same topics get equal shares, give or take one partition. Both
+assignors depend only on their arguments, so that all consumers that see the same state compute the same shares.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ _NUMBER = re.compile("([0-9]+)")
 
 
 def split(partition: str) -> tuple[str, str]:
-    """Return the topic and the rest of a partition's name: ("orders", "3") for "orders/3". The topic is "" for a name
-    without one (a shard)."""
+    """Return the topic and the rest of a partition's name: ("orders", "3") for "orders/3". A Kinesis shard has no
+    topic, so its topic is ""."""
     topic, _, number = partition.rpartition("/")
     return (topic, number) if topic and number else ("", partition)
 
 
 def in_order(partitions: Iterable[str]) -> list[str]:
-    """Sort partitions by topic, and numbers in names as numbers: 9 comes before 10. Removes duplicates."""
+    """Sort partitions by topic, then by the rest of the name, with 9 before 10. Removes duplicates."""
     return sorted(set(partitions), key=lambda each: (_natural(split(each)[0]), _natural(split(each)[1]), each))
 
 
 def range_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
-    """Share each topic out in stretches. For P partitions and C consumers, let q = P // C and r = P % C. Consumer i
-    gets q partitions, and one more if i < r, from partition q * i + min(i, r) on. Ignores ``owners``."""
+    """Share each topic out in stretches. For P partitions and C consumers, let q = P // C and r = P % C. The share
+    of consumer i starts at partition q * i + min(i, r). It has q partitions, and one more if i < r. Ignores ``owners``.
+    """
     shares: Shares = {consumer: [] for consumer in subscriptions}
     for topic, its_partitions in _by_topic(partitions).items():
         consumers = _consumers_of(topic, subscriptions)

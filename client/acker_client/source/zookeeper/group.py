@@ -50,10 +50,10 @@ T = TypeVar("T")
 class ZooKeeperGroup:
     """An ``Assignment``: sources with the same ``group`` share the partitions of one input.
 
-    ``hosts``: host:port,host:port/chroot. ``member``: the unique name of this source in the group, which must be the
-    same at each start; the default is a new name at each start. ``assignor``: "range", or "sticky", which moves as few
-    partitions as it can. ``session_s``: session timeout in ZooKeeper, after which the partitions of a dead source are
-    reassigned. ``digest``: user:password. ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
+    ``hosts``: host:port,host:port/chroot. ``member``: the unique name of this source in the group. The name must be
+    the same at each start; the default is a new name at each start. ``assignor``: "range", or "sticky", which moves as
+    few partitions as it can. ``session_s``: session timeout in ZooKeeper, after which the partitions of a dead source
+    are reassigned. ``digest``: user:password. ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class ZooKeeperGroup:
         )
 
     def _register(self) -> bool:
-        """Create or update this consumer's node, with its topics. Returns False when another session has the node."""
+        """Create or update this consumer's node, which lists topics. Returns False if another session has the node."""
         session, topics = self.session, {split(each)[0] for each in self._known}
         node = session.find([self._id]).get(self._id)
         now_ms = int(time.time() * 1000)

@@ -180,7 +180,7 @@ def name_of(topic: str, number: str) -> str:
 
 
 def consumer_id(group: str, host: str, now_ms: int, chance: int) -> str:
-    """Return an id like old Kafka's, which begins with the group. ``chance``: 32 random bits.
+    """Return an id that begins with the group, as in old Kafka. ``chance``: 32 random bits.
 
     A sequential node would not do: a client that misses the answer to its create could not recognize its own node.
     """

@@ -250,7 +250,7 @@ def _is_null(validity, position):  # type: ignore[no-untyped-def]
 def hash_words(words, validity, first, hashes):  # type: ignore[no-untyped-def]
     """Chain a column with at most eight bytes for each value (``words: uint64[n]``) into ``hashes: uint64[n]``.
 
-    ``validity``: Arrow's bitmap, empty when there are no nulls; ``first``: the bit of the first row in it.
+    ``validity``: Arrow's bitmap, empty when there are no nulls; ``first``: the position of the first row's bit in it.
     """
     for i in range(len(words)):
         if _is_null(validity, first + i):

@@ -49,7 +49,7 @@ class Report:
 def digest_parents(
     counts: Positions, parents: Positions, kept: Column | None = None, children: Column | None = None
 ) -> Column:
-    """Return uint64[n]: for each of n parents a digest of its children, which goes into their edges.
+    """Return uint64[n]: for each of n parents a digest of its children. The children's edges depend on this digest.
 
     ``counts``: int64[n], numbers of children; ``parents``: int64[m]; ``kept``: uint64[n], the hash of the values that a
     child keeps from its parent; ``children``: uint64[m], the hashes of the children's own values. None: not digested.

@@ -18,7 +18,7 @@ from pyarrow import types
 from acker_client.spark.anchoring import kernels
 from acker_protocol.ids import Column, hash64
 
-# Digits of pi, so that a row of zeros has a hash like any other.
+# Digits of pi. A seed of 0 would give a row of zeros the hash 0.
 SEED = 0x9216D5D98979FB1B
 
 _ALL_VALID = np.empty(0, np.uint8)
@@ -26,7 +26,7 @@ _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def digest_rows(columns: Iterable[Any], rows: int) -> Column:
-    """Return uint64[rows]: for each row, a hash of its values in these Arrow arrays, in order."""
+    """Return uint64[rows]: a hash of each row's values. The order of ``columns`` (Arrow arrays) counts."""
     hashes = np.full(rows, SEED, np.uint64)
     for column in columns:
         _chain(column, hashes)
@@ -105,7 +105,7 @@ def _offsets(column: Any) -> npt.NDArray[np.int64]:
 
 
 def _validity(column: Any) -> tuple[npt.NDArray[np.uint8], int]:
-    """Return Arrow's validity bitmap and the bit of the first row in it; an empty bitmap if there are no nulls."""
+    """Return Arrow's validity bitmap and the position of the first row's bit. Without nulls, the bitmap is empty."""
     if not column.null_count:
         return _ALL_VALID, 0
     bitmap = column.buffers()[0]

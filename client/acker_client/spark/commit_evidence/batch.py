@@ -240,7 +240,7 @@ class BatchEvidence:
         self.take_back: Callable[[], None] = lambda: None
 
     def evidence_of(self, key: object, name: str) -> SinkEvidence:
-        """Return the evidence of sink ``name`` for ``key`` (hashable), which stands for its frame and arguments."""
+        """Return the evidence of sink ``name`` for ``key`` (hashable). A key stands for a frame and arguments."""
         with self._lock:
             return self._evidence.setdefault(key, SinkEvidence(name, self._note_store))
 

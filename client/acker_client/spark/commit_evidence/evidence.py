@@ -66,7 +66,7 @@ class Action:
         return self.delivers and self.is_whole and self.succeeded
 
     def mends(self, failed: Action) -> bool:
-        """Whether this action later delivered all rows to the target of ``failed``, which then no longer counts."""
+        """Whether this action later delivered all rows to the target of ``failed``. Then the failure does not count."""
         is_same = failed.delivers and self.target == failed.target
         return is_same and self.is_delivery and self.began_ms >= failed.ended_ms
 

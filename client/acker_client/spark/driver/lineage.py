@@ -74,7 +74,7 @@ class Node:
 
     @property
     def function(self) -> str:
-        """The name of its function, which identifies it in a plan."""
+        """The name of the step's function. It identifies the step in a plan."""
         return function_name(self.kind, self.name, self.tag)
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ def admit_join(*batches: object) -> str:
     """Return a name for the right side of a built-in join. The guard allows a left outer join with
     ``right.alias(name)``.
 
-    The caller must ensure that the right side has at most one row for each key, so that left rows stay one to one.
+    The caller must ensure that the right side has at most one row for each key, so that each left row stays one row.
     """
     name = f"acker_join_{new_tag()}"
     with _lock:

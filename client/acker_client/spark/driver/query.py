@@ -47,7 +47,7 @@ class Query:
 
 
 def run_uninterrupted(step: Callable[[], object]) -> None:
-    """Run ``step``, which calls Spark, on a thread of its own, and wait for its end.
+    """Run ``step`` on another thread, and wait until it ends. The step calls Spark.
 
     A stop of a streaming query interrupts the query's thread. After an interrupted ``unpersist`` Spark has forgotten
     the frame but still keeps its rows, and never removes them.

@@ -1,7 +1,7 @@
 """Join: tracked rows with an untracked table. Each match is a row with an edge of its own.
 
-Spark finds the matches and returns all matches of a key as one array. Rows therefore stay one to one until ``explode``
-makes a row of each match.
+Spark finds the matches and returns all matches of a key as one array. A tracked row therefore stays one row until
+``explode`` makes a row of each match.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ MATCHES = "_acker_matches"
 def join(
     other: DataFrame, on: str | Sequence[str], how: Literal["inner", "left"] = "inner", *, name: str = "join"
 ) -> Transform:
-    """Join tracked rows with an untracked table ``other`` that fits into memory, over columns ``on`` of both.
+    """Join tracked rows with ``other``, an untracked table that fits into memory. ``on``: columns that both sides have.
 
-    Each match is a row with an edge of its own. A row without a match is acked; with ``"left"`` it is kept, with nulls.
+    Each match is a row with an edge of its own. ``how``: "inner" acks a row without a match, "left" keeps it and adds
+    nulls.
     """
     if how not in ("inner", "left"):
         raise ValueError(f"join: how={how!r}; give 'inner' or 'left'")
     if not isinstance(other, DataFrame):
-        raise TypeError(f"join: the table is {kind_of(other)}; give a DataFrame, as join(spark.table('prices'), 'sku')")
+        raise TypeError(f"join: the table is {kind_of(other)}; give a DataFrame: join(spark.table('prices'), 'sku')")
     refuse_connect(other, "join")
     keys = column_names(on, "join", "on")
     check_name("join", name)
     missing = [key for key in keys if key not in other.columns]
     if missing or not keys:
-        raise ValueError(f"join: on={on!r}; name columns of both sides: the table has {other.columns}")
+        raise ValueError(f"join: on={on!r}; give columns that both sides have; the table has {other.columns}")
     added = [field for field in struct_type(other.schema) if field.name not in keys]
     taken = reserved(field.name for field in added)
     if taken:
         raise ValueError(
             f"join: the table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the acker's own (Spark"
-            " takes names in any case). Rename it; two tracked frames meet in cogroup(...)"
+            " ignores the case of names). Rename it. To join two tracked frames, use cogroup(...)"
         )
 
     def match(df: DataFrame) -> DataFrame:

@@ -1,9 +1,9 @@
 """Rows that descend from several rows: the common part of ``group`` and ``cogroup``.
 
-Decides which parents a function may name for a row, and how many a row may have. Also decides how the account of each
-group (its consumed and produced edges) reaches the server. Spark calls the function once a group and does not signal
-the end of the task. The account therefore travels in a column to the next step, which runs in the same task and reports
-for all its groups.
+Decides which parents a function may name for a row, and how many parents a row may have. Also decides how the account
+of each group (its consumed and produced edges) reaches the server. Spark calls the function once a group and does
+not signal the end of the task. The account therefore travels in a column to the next step, which runs in the same task
+and reports for all groups of the task.
 """
 
 from __future__ import annotations

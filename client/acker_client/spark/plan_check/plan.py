@@ -94,7 +94,7 @@ def mark_consumed(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str
 
 
 def inspect(df: DataFrame, consumer: str) -> Upstream:
-    """Check the plan of ``df`` and return the steps below it. The first half of :func:`guard`, which marks nothing.
+    """Check the plan of ``df`` and return the steps below it. Does the first half of :func:`guard`, and marks nothing.
 
     ``consumer``: kind and name, as errors show them.
     """

@@ -50,7 +50,7 @@ _PART = (
 )
 _GROUP = "use acker_client.spark.group(...), whose function names the parents of each output"
 _COGROUP = "acker_client.spark.cogroup(...), whose function names the parents of each output"
-_JOIN = f"use acker_client.spark.join(...) with a table; two tracked frames meet in {_COGROUP}"
+_JOIN = f"use acker_client.spark.join(...) with an untracked table; for two tracked frames use {_COGROUP}"
 _YIELD_MANY = "use an @operator that yields the rows, or acker_client.spark.explode(...)"
 
 REFUSALS: dict[str, Refusal] = {

@@ -1,7 +1,8 @@
 """DDL: schemas as text (``"sku string, qty int"``), read without a Spark session.
 
 Spark itself reads a schema if there is a session. There is none when an operator is declared in a module or called in a
-unit test. Then this parser refuses a text that is certainly broken, and leaves a text that it does not know to Spark.
+unit test. Then this parser refuses a text that is certainly broken. If only Spark can read a text, the parser
+returns None.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class _Parser:
         else:
             key = self._type("a map's key")
             if self._next_token() != ",":
-                raise self._broken("a map has a key and a value, as map<string, int>")
+                raise self._broken("a map has a key and a value, like map<string, int>")
             made = MapType(key, self._type("a map's value"))
         if self._next_token() != ">":
             raise self._broken(f"'>' is missing behind {word}<...")
@@ -162,7 +163,7 @@ class _Parser:
             elif token != ",":
                 raise self._broken("a size is not a number, or ')' is missing")
         if len(sizes) > 2:
-            raise self._broken("a type has at most two sizes, as decimal(10, 2)")
+            raise self._broken("a type has at most two sizes, like decimal(10, 2)")
         return sizes
 
     def _peek(self, ahead: int = 0) -> str:
