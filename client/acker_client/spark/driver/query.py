@@ -57,8 +57,8 @@ def run_uninterrupted(step: Callable[[], object]) -> None:
 
 
 def _found(query_id: str, spark: SparkSession) -> Any:
-    # A session lists only the queries that it began, and that session is unknown here: the micro-batch has one of its
-    # own, and the thread's active session is the one that made a frame last. So this reads the shared state.
+    # A session lists only the queries that it began. The session that began this query is unknown here: the micro-batch
+    # has its own session, and the thread's active session is the last one that made a frame. So read the shared state.
     session: Any = spark._jsparkSession
     active: Any = session.sharedState().activeStreamingQueries()
     return next((query for query in active.values() if query is not None and str(query.id()) == query_id), None)

@@ -62,7 +62,7 @@ def _elements(value: str, kind: ArrayType) -> list[str]:
     element = kind.elementType
     if _is_hashed_as_it_is(element):
         return [value, *([f"transform({value}, each -> each is null)"] if kind.containsNull else [])]
-    # The lambda's name hides that of an outer lambda, which is not needed here.
+    # The parameter `each` hides the `each` of an outer lambda, which is not needed here.
     return [f"transform({value}, each -> xxhash64({', '.join(['each is null', *_parts('each', element)])}))"]
 
 
