@@ -1,9 +1,10 @@
 """Frame: a Structured Streaming query tracked and untracked, the same work on both sides, in turn, in one session.
 
 The query reads JSON files, a file a micro-batch, splits each line into words in Python (row by row, and with Arrow),
-and appends Parquet. Untracked, its foreachBatch is what a user writes without the acker; tracked, the same behind
-``tracked``: numbered, persisted, digested, every row acked, over a server in a process of its own. A round runs a whole
-query over all files, from starting it to its end. ``parts`` are the pieces that tracking adds, over one such file.
+and appends Parquet. Untracked, its foreachBatch is what a user writes without the acker. Tracked, ``tracked`` wraps the
+same foreachBatch: rows are numbered, persisted, digested and acked, at a server in a process of its own. A round runs a
+whole query over all files, from starting it to its end. ``parts`` are the pieces that tracking adds, over one such
+file.
 
     python -m benchmarks.frame [--quick] [--rows N] [--rounds N]
 

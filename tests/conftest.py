@@ -37,8 +37,10 @@ PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests ``jvm`` or ``process`` by their fixtures. Of each n cases of ``sampled(n)``, mark all but the first
-    ``long``, so that `make test` runs only the first."""
+    """Mark tests ``jvm`` or ``process`` by their fixtures.
+
+    Also add the mark ``long`` to most cases of a test with ``sampled(n)``: `make test` runs only every n-th case.
+    """
     cases: dict[str, int] = {}
     for item in items:
         for fixtures, mark in ((STARTS_JVM, pytest.mark.jvm), (STARTS_SERVER, pytest.mark.process)):
@@ -60,7 +62,8 @@ def start_server() -> Iterator[Callable[..., Any]]:
     It gives an ``acker_service.server.Server``: ``.address`` ("127.0.0.1:port"), ``.http_address``, ``.shard`` and
     ``.stop()``, which may be called more than once.
     """
-    # Not at the top: tests of a base install load this file without the service's packages.
+    # These imports are not at the top: tests of a base install load this file, and a base install lacks the service's
+    # packages.
     from acker_service.config import Config
     from acker_service.server import Server
 
@@ -235,7 +238,7 @@ def _server_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Any]:
     """A ``MockKafka`` for all tests of this process. Each test creates topics of its own."""
-    # Not at the top: most tests run without the extra.
+    # This import is not at the top, since most tests run without the extra [kafka].
     from tests.source.kafka_broker import MockKafka
 
     with MockKafka() as cluster:

@@ -1,4 +1,4 @@
-"""Random trees and DAGs of records that count their own open records: the oracle of the fault tests."""
+"""The oracle of the fault tests: random trees and DAGs of records. It counts the open records of each tree itself."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Counters:
     sections_conflict: int = 0
     sections_stale: int = 0
     orphans_expired: int = 0
-    orphans_dropped: int = 0  # acks or fails of unknown roots for which there was no room
+    orphans_dropped: int = 0  # acks and fails of unknown roots, dropped as there was no room
     identities_dropped: int = 0  # evicted early, for want of room
     leases_expired: int = 0
     roots_dropped: int = 0  # pending roots of sources that closed or expired

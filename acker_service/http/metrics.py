@@ -55,7 +55,7 @@ COUNTERS = {
     "inits_conflicting": ("acker_inits_conflicting", "Inits that found their root pending in another batch."),
     "updates": ("acker_updates", "Entries of reports applied, inits included."),
     "orphans_expired": ("acker_orphans_expired", "Entries without an init that aged out."),
-    "orphans_dropped": ("acker_orphans_dropped", "Acks and fails of unknown roots for which there was no room."),
+    "orphans_dropped": ("acker_orphans_dropped", "Acks and fails of unknown roots, dropped as there was no room."),
     "identities_dropped": ("acker_identities_dropped", "Identities forgotten early, for want of room."),
     "leases_expired": ("acker_leases_expired", "Sources that did not renew their lease."),
     "roots_dropped": ("acker_roots_dropped", "Roots of sources that closed or whose lease ran out."),

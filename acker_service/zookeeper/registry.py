@@ -283,7 +283,7 @@ class Registry:
     def _log_changes(self) -> None:
         """Update the list of members, and log each change."""
         before, self._listed = self._listed, self._seen.listed(_now_ms())
-        # Not at the start, since the line `registered` counts the members that were there before.
+        # Log no changes at the start, since the line `registered` counts the members that were there before.
         for event, each in members.changes(before, self._listed) if self._thread.ident is not None else ():
             member = {"id": each.member.id, "address": each.member.address, "generation": each.member.generation}
             log.info(event, **member, **self._epoch_fields)

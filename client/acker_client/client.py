@@ -183,10 +183,11 @@ class AckerClient:
         Waits until every server of these roots has answered, or was left out by their source. If the budget runs out,
         raises one of ``errors.RETRYABLE`` and keeps the unanswered updates: the next flush sends them again, under the
         same identity. With ``on_unreachable="continue"``, flush drops and counts the unanswered updates instead, unless
-        that could cause a false ACK: it keeps updates of a source that this client has joined, and fails without an
-        edge of a source other than its own. Raises :class:`Rejected` or :class:`UnknownBatch` when the server refuses a
-        report for good: that report is dropped, and its roots time out. Updates of roots that this client cannot place
-        stay in the buffer. :class:`UnknownSource` is raised for them after everything else was sent.
+        that could cause a false ACK. It therefore keeps two kinds of updates: all updates for a source that this client
+        has joined, and fails without an edge for any source except its own. Raises :class:`Rejected` or
+        :class:`UnknownBatch` when the server refuses a report for good: that report is dropped, and its roots time out.
+        Updates of roots that this client cannot place stay in the buffer. :class:`UnknownSource` is raised for them
+        after everything else was sent.
         """
         state = self._state()
         patience = state.cluster.patience()
@@ -328,7 +329,7 @@ class AckerClient:
 
         Returns where the roots live. Every process that reports these roots needs that pin (``Settings.pins``).
         ``held``: no root of the batch is reported ACKED before the batch is settled. For backpressure, waits while a
-        server is overloaded, up to ``budget_s`` (None: that of the settings), and then raises ``Overloaded``. The
+        server is overloaded, up to ``budget_s`` (None: ``Settings.budget_s``), and then raises ``Overloaded``. The
         timeouts mean the same as in ``open_source``; None turns them off. They do not apply to held roots that are
         done.
         """

@@ -87,7 +87,7 @@ class Overview:
 
 
 def newest(answers: Sequence[Answer]) -> ViewReply | None:
-    """Return the view that counts; None if no server knows of others."""
+    """Return the view that counts; None if no server knows of other servers."""
     views = [answer.view for answer in answers if answer.view is not None and answer.view.epoch]
     return max(views, key=lambda view: view.epoch, default=None)
 
@@ -104,7 +104,7 @@ def registered(view: ViewReply, answers: Sequence[Answer]) -> Overview:
 
 
 def of_list(answers: Sequence[Answer]) -> Overview:
-    """Combine the answers of servers that know of no others. Raises ValueError, a sentence, if two have the same id."""
+    """Combine the answers of servers without ZooKeeper. Raises ValueError with a sentence if two have the same id."""
     members: dict[int, SeenMember] = {}
     silent: list[SeenMember] = []
     notes: list[str] = []

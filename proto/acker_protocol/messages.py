@@ -106,7 +106,7 @@ class Entries:
     """Entries of a report, strictly ascending by ``mix64(root id)``.
 
     ``root_ids``, ``ack_vals``: uint64[n]. ``kinds``: uint8[n] of ACK | FAIL | RESET bits, or empty for all ACK.
-    ``reason_ids``: uint32, one for each entry with the FAIL bit, in order, an index into ``reasons``.
+    ``reason_ids``: uint32. It has one index into ``reasons`` for each entry with the FAIL bit, in the entries' order.
     """
 
     root_ids: Column
@@ -121,7 +121,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class InitScope:
-    """The batch that inits belong to. A report that has it holds inits only.
+    """The batch that inits belong to. A report with an InitScope has only inits.
 
     ``covered``: uint64[k, 2], ranges [start, stop) of the batch's numbers that a task has read.
     """
@@ -146,7 +146,8 @@ class ApplyReply:
     """``section_statuses``: uint8 per section, in order; empty if every section has ``status``.
 
     ``inits_known``: inits that changed nothing, as their root was initialised before. ``inits_conflicting``: inits
-    whose root was pending in another batch of any source: it is then LOST in both, reason ``root_conflict``.
+    whose root was pending in another batch, of any source. Such a root is LOST in both batches, with the reason
+    ``root_conflict``.
     """
 
     incarnation: int
@@ -168,7 +169,7 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class HelloReply:
     """``id``, ``generation``: those of the server as a member. ``epoch``, here and in every reply: the epoch of the
-    server's view, or 0 if the server knows of no other."""
+    server's view, or 0 if the server knows of no other server."""
 
     protocol_version: int
     server_version: str
@@ -193,8 +194,8 @@ class Limits:
 class OpenBatch:
     """Reserve ``up_to`` roots: number i of the batch has root id ``mix64(first + i)``, 0 <= i < up_to.
 
-    ``slots``: the slots for this server, one bit each, 128 bytes; empty: all. Slots that an open batch does not have
-    yet are added to it.
+    ``slots``: the slots for this server, one bit each, 128 bytes. Empty: all slots. If the batch is already open, the
+    server adds the slots that it does not have yet.
     """
 
     session: int
@@ -266,7 +267,8 @@ class RootOutcome(NamedTuple):
 class Outcomes:
     """Outcomes of roots: ``root_ids`` uint64[n], ``verdicts`` uint8[n]. Iterates as :class:`RootOutcome`.
 
-    ``reason_ids``: uint32[n], 0 for none, else index into ``reasons`` plus one; or empty if no root has a reason.
+    ``reason_ids``: uint32[n]. 0: the root has no reason. i > 0: its reason is ``reasons[i - 1]``. The column is empty
+    if no root has a reason.
     ``reasons``: the text of a fail, or the `Cause` for which the server ended the root.
     """
 
@@ -302,7 +304,7 @@ def causes_of(reasons: Iterable[Reason]) -> bytes:
 def reasons_of(texts: Sequence[str], causes: Sequence[int]) -> tuple[Reason, ...]:
     """Return the reasons with these ``texts`` and ``causes``. Raises ValueError if they differ in number.
 
-    Versions older than `Cause` sent only texts. So if ``causes`` is empty, a text that equals a cause's is that cause.
+    Versions older than `Cause` sent only texts. So if ``causes`` is empty, the text of a cause stands for that cause.
     """
     if not causes:
         return tuple(_CAUSES_BY_TEXT.get(text, text) for text in texts)
@@ -399,7 +401,7 @@ class PinsReply:
 
 
 class Transport(Protocol):
-    """The interface between a client and one server. The gRPC transport implements it, and a shard in memory for tests.
+    """The interface between a client and one server. The gRPC transport and, for tests, a shard in memory implement it.
 
     Methods raise ``acker_client.errors.Unavailable`` if no answer came: the call may have been applied or not. They
     raise ``acker_client.errors.Rejected`` if the server answered that the call itself is wrong.

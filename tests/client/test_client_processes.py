@@ -19,7 +19,7 @@ if uses_in_parent:
     client.open_source("parent")
     root, edge = client.emit()
     client.flush()
-    client.ack(root, 7)  # buffered at the fork: the parent's to send, not the child's
+    client.ack(root, 7)  # still buffered at the fork; only the parent may send it
     shared_client(client.settings).hello()
 
 pid = os.fork()

@@ -1,6 +1,6 @@
 """Stubs: messages and calls that protoc generates from acker.proto in this test run, in a descriptor pool of their own.
 
-This module knows no names of the .proto but those of its file and its service.
+The only names of the .proto that this module knows are the name of the file and the name of the service.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def test_without_room_inits_and_batches_are_overloaded_until_outcomes_are_confir
     assert len(source.hear(ROOM)) == ROOM
     source.watch()
     assert status(source.open_batch(1, ROOM)) == "STATUS_APPLIED"
-    # Room for an open batch is reserved: its inits are never refused. Inits of other roots are.
+    # Room for an open batch is reserved, so its inits are never refused. Inits of other roots can be refused.
     assert status(source.init(ack(source.root(ROOM)))) == "STATUS_OVERLOADED"
     assert status(source.init(*(ack(root, 5) for root in roots), batch=1)) == "STATUS_APPLIED"
     # Acks free room, and are never refused.

@@ -116,7 +116,7 @@ def test_a_root_id_of_two_sources_is_lost_for_both(acker: Acker) -> None:
     one.init(ack(root, 5))
     reply = other.init(ack(root, 5))
     assert (status(reply), reply.inits_known, reply.inits_conflicting) == ("STATUS_APPLIED", 0, 1)
-    # The other source's record is done. Nobody knows whether the first source's is.
+    # The other source's record is done. Nobody knows whether the first source's record is done.
     other.report(ack(root, 5))
     assert one.hear(1) == other.hear(1) == {root: ("VERDICT_LOST", "root_conflict")}
 

@@ -1,6 +1,6 @@
 """Corner cases: each produces a situation that is rare in random cases, and in which one rule decides the outcome.
 
-A corner fixes which faults occur, and when. Everything else is drawn as for any seed.
+A corner fixes which faults occur, and when. The seed decides everything else, as in random cases.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def left_out(seed: int) -> Case:
 
 
 def unheard_fail(seed: int) -> Case:
-    """A source that cannot reach one of two replicas fails its own records. Then it loses the other one, which dies."""
+    """A source that cannot reach one of two replicas fails its own records. Then it cannot reach the other one either.
+
+    That other replica dies without its state before the source reaches it again.
+    """
     dice = random.Random(f"{seed} unheard fail")
     cut, dies = dice.sample((1, 2), 2)
     at = round(dice.uniform(0.5, 3.0), 3)
@@ -68,7 +71,10 @@ def unheard_fail(seed: int) -> Case:
 
 
 def data_lost(seed: int) -> Case:
-    """ZooKeeper loses its data, in half of the cases after three restarts. A server may die or join at that time."""
+    """ZooKeeper loses its data. A server may die or join at that time.
+
+    In half of the cases, a server restarts three times before ZooKeeper loses its data.
+    """
     dice = random.Random(f"{seed} data lost")
     servers = dice.choice((2, 3))
     changes = [ServerStops(0.3 + 2.0 * number, 2, 0.5, True) for number in range(dice.choice((0, 3)))]
@@ -166,7 +172,7 @@ def silence(seed: int) -> Case:
 
 
 def long_flush(seed: int) -> Case:
-    """A source's flush waits for one server longer than its lease at the other server lasts."""
+    """The source's flush waits so long for one of two servers that the source's lease at the other one ends."""
     dice = random.Random(f"{seed} long flush")
     at, for_s = round(dice.uniform(0.2, 3.0), 3), round(dice.uniform(30.0, 50.0), 3)
     case = _plain(seed, dice, 2, Cut(at, "source 1", dice.choice((1, 2)), for_s), replicas=1)
@@ -278,7 +284,7 @@ def _one_more(dice: random.Random, servers: int, about: float) -> tuple[Fault, .
 
 
 def _spark(seed: int, servers: int, *faults: Fault) -> Case:
-    """Return a case of Spark, with ZooKeeper and a good network: many batches, and attempts that do not fail."""
+    """Return a case with Spark, ZooKeeper and a good network. It has many batches, and no faults in tasks."""
     return replace(
         Case.of(seed, "zookeeper"),
         servers=servers,

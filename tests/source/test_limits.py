@@ -1,4 +1,4 @@
-"""Limits for each partition: a stuck partition is paused, and holds up no other."""
+"""Limits for each partition: a stuck partition is paused, and does not hold up other partitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stop(Exception):
 
 
 def until_idle(cluster: Cluster, stuck: LogSource, bad: tuple[str, ...]) -> tuple[Counter[str], list[set[str]]]:
-    """Run until there is nothing to do but wait. Return how often each record was emitted, and those of each batch."""
+    """Run until there is nothing to do but wait. Return how often each record was emitted, and each batch's records."""
     seen, batches = Counter[str](), list[set[str]]()
 
     def stop(seconds: float) -> None:

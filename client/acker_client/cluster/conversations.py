@@ -27,7 +27,7 @@ _END_S = 1.0
 
 class Conversations:
     """Thread-safe. Its own lock guards everything here, and is not held over a call. A thread that holds the source's
-    lock (``OpenBatches.lock``) may take this one, but not the other way round."""
+    lock (``OpenBatches.lock``) may take this lock. A thread that holds this lock must not take the source's lock."""
 
     def __init__(
         self, cluster: Cluster, name: str, session: int, lease_s: float, batches: OpenBatches, pins: bytes

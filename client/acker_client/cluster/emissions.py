@@ -24,8 +24,8 @@ from acker_client.rpc.side_by_side import do_all
 from acker_protocol.messages import InitScope
 from acker_protocol.placement import Member
 
-# How long emissions draw from one batch, since servers remember the identities of its reports while it is open. A
-# single pending root keeps a batch open, so with _OPEN_FEW open batches age alone opens no other.
+# How long emissions draw from one batch. Servers remember the identities of a batch's reports while it is open. A
+# single pending root keeps a batch open, so a batch is not replaced for its age while _OPEN_FEW or more are open.
 _BATCH_S = 10.0
 _OPEN_FEW = 16
 # How long the client waits for room for a batch before it asks for a smaller one.

@@ -1,7 +1,7 @@
 """Handed on: the anchors of a record that leaves its job through Kafka, as headers of its message. Pure.
 
-Decides what such a header holds: the replicas of its roots by id and generation, and the anchors. No addresses: the
-reader gets them from its own servers, and never connects to an address from a message.
+Decides what such a header holds: the replicas of its roots by id and generation, and the anchors. The header holds no
+addresses: the reader gets them from its own servers, and never connects to an address from a message.
 """
 
 from __future__ import annotations

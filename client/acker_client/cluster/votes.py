@@ -137,7 +137,7 @@ class Votes:
         before = self._said[rows]
         said, spoken = before | kinds, self._spoken[rows] | bits
         self._said[rows], self._spoken[rows] = said, spoken
-        # The first report of equal strength gives the reason. Among replicas that left, the last one does.
+        # The first report of equal strength gives the reason. If several replicas left, the last of them gives it.
         is_stronger = kinds > before & ~np.uint8(OUT)
         ends = (self._endings[rows] == 0) & ((kinds >= FAILED) | (spoken == self._everybody))
         reason_ids = outcomes.reason_ids if len(outcomes.reason_ids) else np.zeros(len(rows), np.uint32)

@@ -70,8 +70,8 @@ def demo(as_json: bool, **options: Any) -> None:
     replayed       emissions beyond the first of each record
     records_per_s  acked and dead-lettered records, by the seconds from the first batch to the last answer
 
-    Exits with status 0 only if every record is acked or dead-lettered, none lost, none falsely acked, the counts over
-    all acked roots are those of the input, and the checkpoint is at its end.
+    Exits with status 0 only if every record is acked or dead-lettered, none is lost, and none is falsely acked. Also,
+    the words of all acked roots must have the same counts as in their lines, and the checkpoint must be at its end.
     """
     check_packages(NEEDED, INSTALL)
     # gRPC would log each connection that the demo cuts. It reads this when it is loaded.

@@ -1,8 +1,8 @@
 """Verify: whether the reported outcome of each record is true.
 
-At each ACK, the rows committed under that root id must be the expected ones of the line (:mod:`expected`). At the end,
-the counts of words over all rows of acked roots must be those of the input. Reads only committed Parquet files. A
-commit is a folder that appeared under its final name.
+At each ACK, the rows committed under that root id must be the rows expected of the record's line (:mod:`expected`). At
+the end, the words in all rows of acked roots must have the same counts as in the acked lines of the input. Reads only
+committed Parquet files. A commit is a folder that appeared under its final name.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ VERDICTS = {"failed": Verdict.FAILED, "timed_out": Verdict.TIMED_OUT, "interrupt
 
 
 class Verifier(Listener):
-    """``numbers``: returns the numbers of the records with given origins. ``counts``: the figures of a run, by name.
-    ``replayed_by``: the number of records that were LOST, or unfinished, in the batch that each strike hit.
+    """``numbers``: function from the origins of records to their numbers. ``counts``: the figures of a run, by name.
+    ``replayed_by``: for each strike, how many records of the batch that it hit ended as LOST or unfinished.
 
     ``answers``: int8[n], NOTHING, ACKED or DEAD for each record. ``roots``: int64[n], the acked root id of each record.
     ``examples`` names some records whose ACK was false.

@@ -12,7 +12,7 @@ from typing import Any
 
 from acker_client.source.engine.options import CommonOptions, Options
 
-# Not for users: replaces Spark, server and clock in tests.
+# This option is not for users. It replaces Spark, server and clock in tests.
 _UNNAMED = {"environment"}
 
 

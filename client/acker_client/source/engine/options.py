@@ -25,7 +25,7 @@ UNLIMITED = 1 << 62
 
 
 class CommonOptions(TypedDict, total=False):
-    """The options of every source, beside those of its input.
+    """The options that all sources have. Each source also has the options of its input.
 
     ``name``: the source's name in logs, metrics, checkpoint and dead letters. ``checkpoint``: a file (or
     ``CheckpointStore``) that holds which records are done; without one every start reads everything. ``dead_letters``:

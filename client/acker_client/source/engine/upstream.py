@@ -114,7 +114,7 @@ class UpstreamTrees:
             kinds = np.array([row[2] for row in rows], np.uint8)
             identity = Identity(secrets.randbits(64), secrets.randbits(64))
             self._unsent.append((identity, key, fold_updates(roots, vals, kinds, reasons)))
-        # Must come before the limit: reports for unknown servers are dropped at once, and displace no others.
+        # Must come before the limit: reports for unknown servers are dropped at once, and displace no other reports.
         self.send()
         while len(self._unsent) > UNSENT_MAX:
             self._unsent.popleft()

@@ -165,7 +165,7 @@ class Reader:
         self._trouble = error.str()
 
 
-# Readers by process id: a worker that Spark forks must not use those of its parent.
+# Readers by process id, because a worker that Spark forks must not use the readers of its parent.
 _readers: dict[tuple[int, KafkaConnection], Reader] = {}
 
 

@@ -59,8 +59,8 @@ def cogroup(
 
     ``left.transform(op, right)`` applies it too. The function is called as ``function(left, right)`` or
     ``function(key, left, right)``, once for each value of ``keys``. ``left`` and ``right`` are ``pyarrow.Table`` (one
-    of them may be empty), ``key`` is a tuple of Arrow scalars. Rows come in the order of their records; those of a
-    plain table in an order that is always the same.
+    of them may be empty), ``key`` is a tuple of Arrow scalars. Rows come in the order of their records. The rows of a
+    plain table come in an order that is always the same.
 
     The function returns ``(rows, of_left, of_right)``: a Table or RecordBatch, and for each of its rows the positions
     of its parents on either side, as ``[[0, 1], []]`` (None: no row has parents on that side). It may return ``(rows,
@@ -250,7 +250,7 @@ class CogroupTask:
         """Return the declared columns and the parents of each row. Raises :class:`OperatorError`.
 
         ``given``: the result of the function for ``left`` and ``right`` rows. Parents are positions in the tracked rows
-        of the left side, followed by those of the right side.
+        of the left side, followed by the tracked rows of the right side.
         """
         columns, children = self._columns(given)
         sides = (("left", left), ("right", right))

@@ -45,7 +45,7 @@ class Collector:
         words = batch.df.rdd.mapPartitions(work)
 
     ``operator``: its name, which goes into edges and reports. ``servers``: a ``Settings`` (see
-    :func:`collector_settings`) or addresses; None for those of the session (``spark.acker.servers``), as the thread
+    :func:`collector_settings`) or addresses. None: the servers of the session (``spark.acker.servers``), as the thread
     that took the batch saw them. Every emit under a row must come before the row's ack or fail. Not thread-safe.
     """
 

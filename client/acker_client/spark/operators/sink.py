@@ -100,7 +100,7 @@ class Sink(Generic[Args, Value]):
             raise NotHeld(f"sink {self.name!r}")
 
     def _step(self, pins: Pins) -> Step:
-        """Return the step that its tasks run. ``pins``: the servers on which the roots of the rows are placed."""
+        """Return the step that tasks of this sink run. ``pins``: the servers on which the rows' roots are placed."""
         return SinkStep(self.name)
 
     def _cached(self, df: DataFrame) -> DataFrame:
@@ -118,9 +118,10 @@ class Sink(Generic[Args, Value]):
 class Call:
     """The key of a sink call.
 
-    ``over``: names of the sink and its rows. ``given``: the function, the object of a method, and the other arguments.
-    Two calls are equal if their arguments are identical or equal. The key holds references to the arguments, so that no
-    new object can have the identity of a deleted one.
+    ``over``: the name of the sink, and the tags of the steps that made its rows. ``given``: the function, the object to
+    which it is bound if it is a method, and all arguments except the rows. Two calls are equal if their arguments are
+    identical or equal. The key holds references to the arguments, so that no new object can have the identity of a
+    deleted one.
     """
 
     over: tuple[str, ...]
@@ -169,10 +170,10 @@ def sink(
 def sink(function: Any = None, /, *, name: str | None = None, cache: bool | None = None) -> Any:
     """Make a sink of ``function(rows, ...)``, which writes the frame ``rows``; ``@sink`` or ``@sink(name=...)``.
 
-    Its rows count as done when an action in it has delivered all of them (a write, ``foreach``, ``foreachPartition``,
-    ``collect``, an iterator that is read to its end), and no later action has failed. ``cache``: True caches the rows
-    for the batch, so that they are computed once however often the sink reads them. False never caches them. By default
-    they are cached if an earlier batch evaluated them more than once.
+    The rows count as done when one action in the function has delivered all of them, and no later action has failed.
+    Actions that deliver are a write, ``foreach``, ``foreachPartition``, ``collect``, and an iterator that is read to
+    its end. ``cache``: True caches the rows for the batch, so that they are computed once however often the sink reads
+    them. False never caches them. By default they are cached if an earlier batch evaluated them more than once.
     """
     if function is not None:
         return Sink(function, name, cache)
