@@ -167,8 +167,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
-    """``id``, ``generation``: those of the server as a member. ``epoch``, here and in every reply: the epoch of the
-    server's view, or 0 if the server knows of no other."""
+    """``id``, ``generation``: the server's id and generation as a member. ``epoch``, here and in every reply: the
+    epoch of the server's view, or 0 if the server knows of no other."""
 
     protocol_version: int
     server_version: str

@@ -64,7 +64,8 @@ class Fetched:
     """Messages of one partition, ascending.
 
     ``offsets`` and ``timestamps_ms`` are int64[n]; a timestamp of -1 means none. ``keys``, ``values`` and ``headers``
-    have n entries, each of which may be None. ``unreadable``: the reason by index.
+    have n entries, each of which may be None. ``unreadable``: maps the index of a record that cannot be read to the
+    reason.
     """
 
     offsets: npt.NDArray[np.int64]

@@ -80,8 +80,8 @@ def consume(roots, edges, produced, total, folded_roots, folded_vals):  # type: 
 
 @njit(types.int64(_I64S_IN, _I64S), nogil=True, cache=True)
 def count_children(parents, counts):  # type: ignore[no-untyped-def]
-    """Count the children of each parent into ``counts: int64[n]`` (zeros before). Return -1, or the position in
-    ``parents`` of the first one that is not the index of a row."""
+    """Count the children of each parent into ``counts: int64[n]`` (zeros before). Return -1 if
+    all ``parents`` are indices of rows, otherwise the position of the first that is not."""
     for j in range(len(parents)):
         parent = parents[j]
         if parent < 0 or parent >= len(counts):
@@ -109,8 +109,8 @@ def digest_children(parents, hashes, digests):  # type: ignore[no-untyped-def]
 def thin_children(edges, parents, digests, operator_hash, ordinals, children, produced):  # type: ignore[no-untyped-def]
     """Write the edge of every child into ``children: uint64[m]``, and XOR it into its parent's ``produced: uint64[n]``.
 
-    ``edges``, ``digests``: uint64[n] of the parents; ``parents``: int64[m], checked before; ``ordinals``: int64[n], the
-    number of the next child of each parent, incremented here.
+    ``edges``, ``digests``: uint64[n] of the parents; ``parents``: int64[m], which the caller has checked; ``ordinals``:
+    int64[n], the number of the next child of each parent, incremented here.
     """
     for j in range(len(parents)):
         parent = parents[j]
