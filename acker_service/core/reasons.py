@@ -47,7 +47,7 @@ class Reasons:
         return reason_id
 
     def free_unused(self, used: Kinds) -> None:
-        """Free the ids that no tombstone uses. ``used``: uint8[REASONS_MAX + 2], by id."""
+        """Free the ids that no tombstone uses. ``used``: uint8[REASONS_MAX + 2], nonzero at each id in use."""
         for text, reason_id in list(self._ids.items()):
             if not used[reason_id]:
                 del self._ids[text]

@@ -25,7 +25,10 @@ class Room:
         return min(self.max_pending, self.max_per_source)
 
     def shortage(self, roots: int, of_source: int) -> str:
-        """Return why ``roots`` more do not fit, or "" when they do. ``of_source``: what the source has already."""
+        """Return why there is no room for more roots, or "" if there is.
+
+        ``roots``: how many more; ``of_source``: how many roots and outcomes the source has already.
+        """
         if self.pending + self.reserved + self.unconfirmed + roots > self.max_pending:
             return f"no room for {roots} more roots: max_pending is {self.max_pending}"
         if of_source + roots > self.max_per_source:
@@ -48,7 +51,8 @@ class Room:
         self.unconfirmed += roots
 
     def close_batch(self, reserved: int, unread: int) -> None:
-        """Release the ``reserved`` roots of a settled batch; ``unread`` of them got an outcome."""
+        """Release the room of a settled batch. ``reserved``: how many of its roots were never initialised; ``unread``:
+        how many of these no task has read, so that they ended as LOST."""
         self.reserved -= reserved
         self.unconfirmed += unread
 

@@ -59,9 +59,10 @@ class SourceChange:
 class SourceState:
     """One session of a source.
 
-    ``expires``: when the lease ends. ``lease_s``: the lease granted last. ``batches``: by number, with the open stream
-    as 0; a closed batch stays while it has pending roots. ``generation``: token of this registration; it changes when
-    the session registers again. ``watched_at``: when its last Watch came. ``pins``: from the last Watch that had some.
+    ``expires``: when the lease ends. ``lease_s``: the lease granted last. ``batches``: maps numbers to batches,
+    with the open stream as 0. A closed batch stays while it has pending roots. ``generation``: token of this
+    registration; it changes when the session registers again. ``watched_at``: when its last Watch came. ``pins``: the
+    pins of the last Watch that had any.
     """
 
     name: str

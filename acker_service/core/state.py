@@ -108,7 +108,7 @@ class State:
         return sum(int(self.ledger.pending[batch.index]) for batch in source.batches.values())
 
     def shortage(self, source: SourceState, roots: int) -> str:
-        """Return why there is no room for ``roots`` more of ``source``, or "" if there is."""
+        """Return why there is no room for more roots of ``source``, or "" if there is. ``roots``: how many more."""
         held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
         return self.room.shortage(roots, held)
 

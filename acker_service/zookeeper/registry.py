@@ -184,8 +184,8 @@ class Registry:
             log.warning("ensemble_lost_data", **self._epoch_fields, ensemble_now=self._config.ensemble)
 
     def _restore_nodes(self) -> None:
-        """Create nodes again that the ensemble has lost: those of away members, which cannot do so themselves, and of
-        servers that are expected."""
+        """Create nodes again that the ensemble has lost: the nodes of away members, which cannot do so themselves, and
+        the nodes of expected servers."""
         nodes, seen = self._nodes, self._seen
         present = {id for folder in ("ids", "draining", "away") for id in nodes.children(f"/servers/{folder}")[0]}
         lost = [("away", each.member.id, each.dump()) for each in seen.away if each.until_ms > _now_ms()]

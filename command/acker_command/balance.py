@@ -1,7 +1,7 @@
 """Balance: how many slots of a batch each member holds. Pure.
 
-If a batch is placed on all members, all batches are placed alike. Otherwise this module draws batches and returns their
-mean.
+If a batch is placed on all members, all batches are placed alike. Otherwise each batch is placed on some members only,
+so this module places many batches and returns the mean.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SESSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """``slots``: how many slots of a batch each member holds, by id, as the mean of ``batches`` batches. ``batches`` is
-    1 if all are alike."""
+    """``slots``: the number of slots that each member holds, by its id, as the mean over several batches. ``batches``:
+    how many batches these are. It is 1 if all batches are placed alike."""
 
     replicas: int
     batches: int
@@ -49,7 +49,7 @@ def balance(view: View, replicas: int) -> Balance | None:
 
 
 def owners(view: View) -> Replicas | None:
-    """Return the server of each slot with R = 1, uint16[1024], as an index into the members of ``view``. None if
+    """Return the server of each slot with one replica: uint16[1024], indices into the members of ``view``. None if
     batches are not all placed alike, or there is no member."""
     if not 0 < len(view.members) <= SPREAD:
         return None

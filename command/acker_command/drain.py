@@ -24,7 +24,7 @@ GONE_S = 3.0
 
 def _id(context: click.Context, parameter: click.Parameter, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= IDS:
-        raise Mistake(f"{text}: an id is a number from 0 to {IDS - 1}; `acker ring` shows which there are")
+        raise Mistake(f"{text}: an id is a number from 0 to {IDS - 1}; `acker ring` lists the ids in use")
     return int(text)
 
 

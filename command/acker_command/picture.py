@@ -51,8 +51,8 @@ def ring(
     overview: Overview, balances: Sequence[Balance], owners: Replicas | None, columns: int | None = None
 ) -> RenderableType:
     """Draw a row for each member, with one bar for each number of replicas. Given the terminal's ``columns`` and
-    ``owners``, draw all slots too. ``owners``: the server of each slot with R = 1, as an index into the members of the
-    view, or None."""
+    ``owners``, draw all slots too. ``owners``: the server of each slot with one replica, as an index into the members
+    of the view, or None."""
     in_blocks, width = columns is not None, _bar_width(overview, columns)
     colours = _colours(overview)
     table = _table("id", "address", "generation", "version", "state")
@@ -71,7 +71,7 @@ def ring(
 
 
 def status(overview: Overview, figures: Mapping[str, MemberFigures], total: MemberFigures) -> RenderableType:
-    """Draw a row of figures for each member, and their total. ``figures``: by address."""
+    """Draw a row for each member, and a row for their total. ``figures``: maps a server's address to its figures."""
     table = _table("id", "address", "state")
     for name in ("pending", "batches", "sources", "unconfirmed", "reports/s", "updates/s"):
         table.add_column(name, justify="right")
@@ -118,7 +118,7 @@ def _slots(seen: SeenMember, balance: Balance, colours: Mapping[str, str], width
 
 
 def _bar_width(overview: Overview, columns: int | None) -> int:
-    """Return the width of a bar, such that the bars for R = 1 and R = 2 fit side by side."""
+    """Return the width of a bar, such that the bars for one and for two replicas fit side by side."""
     if columns is None:
         return BAR_WIDTH
     widest = max(len(seen.address) + len(seen.condition) for seen in overview.members)

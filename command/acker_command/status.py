@@ -54,6 +54,7 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
 
 
 def json_of(seen: Overview, found: Mapping[str, MemberFigures]) -> dict[str, Any]:
-    """Return the object that ``--json`` prints. ``found``: by address; a server without an answer has no figures."""
+    """Return the object that ``--json`` prints. ``found``: maps a server's address to its figures. A server that
+    did not answer has none."""
     members = options.json_of(seen, lambda member: found[member.address].as_json() if member.address in found else {})
     return {**members, "total": total(found.values()).as_json()}

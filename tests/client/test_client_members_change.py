@@ -23,7 +23,8 @@ from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers, liv
 class Registered(Servers):
     """Servers that answer with a view, as with ZooKeeper.
 
-    ``listed``: addresses by id. ``epoch``: of the view. ``away``: ids of servers that the view lists as AWAY.
+    ``listed``: maps ids to addresses. ``epoch``: the epoch of the view. ``away``: ids of servers that the view lists as
+    AWAY.
     """
 
     def __init__(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The client writes the bytes of the vectors, which implementations in other languages expect."""
+"""The client writes exactly the bytes of the test vectors, on which implementations in other languages rely."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Recorder(LocalTransport):
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """A transport to a shard on which the batch of the init vector is open."""
+    """A transport to a shard that has opened the batch of the test vector "inits"."""
     inits = report("inits")["inits"]
     recorder = Recorder(LocalServer(), "in-memory")
     recorder.watch(Watch("vectors", inits["session"], 60_000, Limits()), 1.0)

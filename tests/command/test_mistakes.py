@@ -89,7 +89,7 @@ def test_a_word_too_many(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("id", ["first", "1024", "²"])
 def test_a_word_that_is_not_an_id_is_refused(id: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, "drain", id, "--servers", "127.0.0.1:1")
-    assert said == f"{id}: an id is a number from 0 to 1023; `acker ring` shows which there are"
+    assert said == f"{id}: an id is a number from 0 to 1023; `acker ring` lists the ids in use"
 
 
 def test_an_unknown_command_is_refused() -> None:

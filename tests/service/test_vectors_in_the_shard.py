@@ -1,4 +1,4 @@
-"""The shard accepts the vectors as clients in other languages send them: message bytes, sections and roots."""
+"""The shard accepts the test vectors as clients in other languages send them: message bytes, sections, roots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decoded(name: str) -> Apply:
 
 @pytest.fixture
 def shard() -> Shard:
-    """Return a shard in which the batch of the vector "inits" is open."""
+    """Return a shard that has opened the batch of the test vector "inits"."""
     inits = report("inits")["inits"]
     shard = Shard(incarnation=1, generation=2)
     shard.watch(Watch("vectors", inits["session"], 60_000), 0.0)

@@ -143,8 +143,8 @@ class Oracle:
     def grouped(
         self, attempt: int, op: str, rows: Sequence[int], children: Sequence[tuple[int, Sequence[int]]] | None
     ) -> list[int]:
-        """Record the children of a group: (value, indexes in ``rows`` of its parents). None: all rows failed. Returns
-        the children's rows."""
+        """Record the children of a group. Each child is its value and the indexes of its parents in ``rows``. None: all
+        rows failed. Returns the children's rows."""
         parents = [self._row_keys[row] for row in rows]
         became: dict[int, list[int]] = {parent: [] for parent in parents}
         made: list[int] = []

@@ -61,7 +61,8 @@ def main(server: str, folder: Path) -> None:
     def save(rows: DataFrame) -> None:
         rows.mapInArrow(wait, rows.schema).write.parquet(str(folder / "out"))
 
-    # Speculation compares a task with the median time, so there must be many tasks beside the slow first one.
+    # Spark compares the time of a task with the median of all tasks, so there must be many tasks besides the one that
+    # waits.
     with LiveBatch(spark, server, texts(20), slices=10) as batch:
         save(batch.df.transform(words))
         verdicts = batch.settle()

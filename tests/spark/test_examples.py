@@ -19,7 +19,8 @@ ALL = dict.fromkeys(range(3), ACKED)
 @pytest.fixture(scope="module")
 def examples() -> dict[str, Any]:
     """Return the names that the program with the examples defines."""
-    names: dict[str, Any] = {"__name__": "__main__"}  # as a script: its functions travel to workers by value
+    # With the name of a script, the functions travel to workers by value, so the workers need no module to import.
+    names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(programs.only("def each_item"), "examples.py", "exec"), names)
     return names
 

@@ -23,7 +23,7 @@ class FakeBatch:
 
 
 def tracked(spark: SparkSession, name: str, batch: FakeBatch, *, moving_boundaries: bool = False) -> DataFrame:
-    """Return two rows with thin anchors that look like output of operator ``name``."""
+    """Return two rows with ``_root`` and ``_edge`` that look like output of operator ``name``."""
     base = spark.range(2).selectExpr("id", "'w' AS word", "id + 10 AS _root", "id + 20 AS _edge")
     return _tracked(base, name, THIN, batch, moving_boundaries)
 

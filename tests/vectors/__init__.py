@@ -23,7 +23,7 @@ def protocol() -> dict[str, Any]:
 
 
 def report(name: str) -> dict[str, Any]:
-    """Return the vector of one report: "inits", "acks", "acks, fails and resets" or "one ack"."""
+    """Return the test vector of one report: "inits", "acks", "acks, fails and resets" or "one ack"."""
     return next(vector for vector in protocol()["reports"] if vector["name"] == name)
 
 

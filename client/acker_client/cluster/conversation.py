@@ -79,8 +79,8 @@ class Conversation:
         self._lock = threading.Lock()
         # The generation of a registration, and the cursor of its last outcome that was counted.
         self._progress: tuple[int | None, int] = (None, 0)
-        # Batches to end there, by number, each with the numbers that emissions have not drawn. None if the server was
-        # left out of the batch, or did not open it.
+        # Maps the number of each batch to end there to the numbers that emissions have not drawn. The value is None if
+        # the server was left out of the batch, or did not open it.
         self._to_end: dict[int, InitScope | None] = {}
         self._running_poll: Future[Polled | None] | None = None
         self._poll_again_at = clock()

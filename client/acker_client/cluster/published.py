@@ -26,9 +26,9 @@ class Published:
     """The open batches of a source's emissions, at one moment.
 
     ``version`` grows with each publication. The numbers of all emissions are [``first``, ``stop``). ``pins`` ascend by
-    their numbers. A number in none of them belongs to a batch that is over. ``out``: by batch, the ids of the servers
-    that the source has left out of it. ``ended``: numbers, as (first, stop), of batches of ``open_batch`` that are
-    over; only the process of the source knows them.
+    their numbers. A number in none of them belongs to a batch that is over. ``out``: maps the number of a batch to
+    the ids of the servers that the source has left out of it. ``ended``: ranges (first, stop) of the numbers of batches
+    of ``open_batch`` that are over. Only the process of the source knows them.
     """
 
     session: int

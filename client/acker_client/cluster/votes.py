@@ -87,7 +87,7 @@ class Merged:
 
 
 class Votes:
-    """The reports about many roots, by row, and how each root ended. Uses 11 bytes a row."""
+    """The reports about many roots, and how each root ended. Each root has a row, which takes 11 bytes."""
 
     __slots__ = ("_endings", "_everybody", "_places", "_reason_ids", "_reasons", "_said", "_spoken")
 
@@ -98,8 +98,8 @@ class Votes:
         self._endings = np.zeros(rows, np.uint8)
         # For each open root, the reason of its strongest report: 0 is none, otherwise a value of ``_reasons``.
         self._reason_ids = np.zeros(rows, np.uint32)
-        # Reasons of open roots: those that servers give, and those of members that left. A user's reason ends its root
-        # at once, so it is not kept.
+        # Reasons of open roots, given by servers or because members left. A user's reason ends its root at once, so it
+        # is not kept.
         self._reasons: dict[Reason, int] = {}
         # The position of a row in the reply that is being counted.
         self._places = np.empty(rows, np.uint32)

@@ -35,7 +35,7 @@ THIN = (ROOT, EDGE)
 
 Run = Callable[[Iterator[Any]], Iterator[Any]]
 
-# Column types by the number of tracking columns: packed, thin, or both.
+# Column types by the number of tracking columns: packed anchors have one, thin anchors two, mixed frames all three.
 _TYPES = {1: (pa.binary(),), 2: (pa.int64(), pa.int64()), 3: (pa.int64(), pa.int64(), pa.binary())}
 
 

@@ -73,7 +73,7 @@ class Parser(Protocol):
     """Turns lines into the columns of a format, and finds the lines that do not fit it. Picklable."""
 
     def parse(self, lines: Lines) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Return columns with one row per line, and the reasons, by row, for lines that could not be read.
+        """Return columns with one row per line, and a map from each row that could not be read to the reason.
 
         The columns are null in these rows.
         """
@@ -147,7 +147,7 @@ def find_lines(raw: bytes, *, at_beginning: bool = False) -> tuple[Offsets, Offs
 
 
 def text_column(lines: Lines) -> tuple[pa.StringArray, dict[int, str]]:
-    """Return lines as an Arrow string column, null where unreadable, and the reasons by row."""
+    """Return lines as an Arrow string column, null where unreadable, and a map from unreadable rows to reasons."""
     unreadable = too_long(lines) or not_utf8(lines)
     lengths = lines.ends - lines.starts
     offsets = np.zeros(len(lines) + 1, np.int32)

@@ -130,8 +130,8 @@ LATEST = Begin("LATEST")
 class ReadAnswer:
     """The answer to a read.
 
-    ``rows``: records in columns of ``RECORD``, in order. ``iterator``: for the next call; None at the end of a closed
-    shard. ``behind_ms``: 0 if no newer record existed.
+    ``rows``: records in columns of ``RECORD``, in order. ``iterator``: the iterator for the next call; None at the end
+    of a closed shard. ``behind_ms``: 0 if no newer record existed.
     """
 
     rows: pa.RecordBatch

@@ -331,7 +331,7 @@ def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
 
 
 def converted(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """Return ``rows`` in columns of ``schema``, and the reasons, by row, for values that do not fit.
+    """Return ``rows`` in columns of ``schema``, and a map from each row whose values do not fit to the reason.
 
     The columns are null in these rows.
     """

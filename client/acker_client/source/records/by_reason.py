@@ -1,6 +1,7 @@
-"""By reason: lists records without retries left by reason and origin, in a few lines of an error message.
+"""By reason: groups the records that have spent their retries by reason, for a few lines of an error message.
 
-Decides how many reasons it names, and how many records for each. Looks records up, never reads them.
+Each line also tells the origins of some records. Decides how many reasons it names, and how many records for each. It
+never reads the content of a record.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def by_reason(spent: Failures, origins: Callable[[RecordNumbers], pa.RecordBatch
 
 
 def _groups(spent: Failures) -> dict[str, RecordNumbers]:
-    """Return the indices of the records, ascending, by the first line of their reason."""
+    """Map the first line of each reason to the indices of its records, in ascending order."""
     kinds = spent.reason_ids.astype(np.int64) << 8 | spent.verdicts
     _, firsts, kind_of = np.unique(kinds, return_index=True, return_inverse=True)
     reasons = [shorten(spent.reason(int(index))) for index in firsts]

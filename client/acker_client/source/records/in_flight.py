@@ -167,7 +167,8 @@ class InFlight:
 
     def isolate(self, broken: Failures, depth: int, now: float) -> Failures:
         """Schedule retries in smaller pieces for the records of a batch that failed as a whole. If the batch had only
-        one record, that counts as its failure. Returns the records without retries left. ``depth``: of the batch."""
+        one record, that counts as its failure. Returns the records that have no retry left. ``depth``: as in
+        :meth:`Schedule.isolate`."""
         if len(broken) == 1:
             return broken.of(self.schedule.count_failures(broken.records, now, depth=depth + 1))
         if len(broken):

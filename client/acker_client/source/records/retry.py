@@ -116,7 +116,8 @@ class Schedule:
 
     def isolate(self, records: RecordNumbers, depth: int, now: float) -> None:
         """Schedule ``records`` of a batch that failed as a whole: first all together again, then in smaller and smaller
-        pieces, each in its own batch. Counts no failure. ``depth``: of the failed batch, 0 for an ordinary one."""
+        pieces, each in its own batch. Counts no failure. ``depth``: how many batches in a row had failed with
+        these records before this one."""
         pieces = 1 if depth == 0 else min(PIECES, len(records))
         self._spread(records, pieces, depth + 1, now, depth + 1)
 

@@ -188,7 +188,7 @@ def _mixed_anchors(thin: Anchors, packed: Anchors) -> Anchors:
     assert packed.offsets is not None
     is_thin = thin.roots != 0
     if np.any(is_thin & (np.diff(packed.offsets) > 0)):
-        raise ValueError(f"a row has anchors in {ROOT} and in {ANCHORS}: keep those of the step that made it")
+        raise ValueError(f"a row has anchors in {ROOT} and in {ANCHORS}: keep the anchors of the step that made it")
     at = packed.offsets[:-1][is_thin]
     roots, edges = (
         np.insert(many, at, one[is_thin]) for many, one in ((packed.roots, thin.roots), (packed.edges, thin.edges))

@@ -32,8 +32,9 @@ def derive(
     """Make child rows of ``rows``, anchored to them, and count their parents as consumed in ``tally``.
 
     The children have ``columns`` with ``names``, and the columns ``keep`` of their parents. Give ``counts`` (int64[n]),
-    the number of children of each row, in order. Or give ``parents`` (int64[m], checked before), the parent of each
-    child. Without both, each row has one child. ``digests_values``: whether the children's values go into their edges.
+    the number of children of each row, in order. Or give ``parents`` (int64[m]), the parent row of each child, after
+    checking that these rows exist. Without both, each row has one child. ``digests_values``: whether the children's
+    values go into their edges.
     """
     is_one_to_one = counts is None and parents is None
     every = np.arange(len(rows))

@@ -109,8 +109,8 @@ def digest_children(parents, hashes, digests):  # type: ignore[no-untyped-def]
 def thin_children(edges, parents, digests, operator_hash, ordinals, children, produced):  # type: ignore[no-untyped-def]
     """Write the edge of every child into ``children: uint64[m]``, and XOR it into its parent's ``produced: uint64[n]``.
 
-    ``edges``, ``digests``: uint64[n] of the parents; ``parents``: int64[m], checked before; ``ordinals``: int64[n], the
-    number of the next child of each parent, incremented here.
+    ``edges``, ``digests``: uint64[n] of the parents; ``parents``: int64[m], which the caller has checked; ``ordinals``:
+    int64[n], the number of the next child of each parent, incremented here.
     """
     for j in range(len(parents)):
         parent = parents[j]

@@ -1,9 +1,9 @@
 """Tally: counts what one operator consumes and makes in one task, from the first row to the report at the end. Pure.
 
-Decides what an operator reports to the acker: for each consumed anchor "this edge is done, and these are its children",
-folded per root as rows arrive. Also decides the report's identity: a hash of the consumed anchors only. Partition
-numbers, batch boundaries and the process do not change it, so every attempt at the same work has the same identity. A
-tally never sends, and reports nothing before the end.
+Decides what an operator reports to the acker. For each consumed anchor the report says that the edge is done, and which
+edges its children have. The tally XORs all this into one entry for each root, as rows arrive. Also decides the report's
+identity: a hash of the consumed anchors only. Partition numbers, batch boundaries and the process do not change it, so
+every attempt at the same work has the same identity. A tally never sends, and reports nothing before the end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from acker_client.spark.anchoring.anchors import Anchors, Positions
 from acker_protocol.ids import Column, hash64, identity_of, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 
-# Entries are folded again when there are more new ones than this, and more than the last fold left.
+# The tally merges entries of the same root when more than this many entries, and more than the last merge kept, were
+# added since that merge.
 COMPACT_ENTRIES = 1 << 21
 
 TRACEBACK_LENGTH_MAX = 4096
-# Every message of a report carries all reasons. Once a task's reasons are longer than this, further ones are shortened.
+# Every message of a report carries all reasons. Once the reasons of a task are longer than this in total, further
+# reasons are shortened.
 REASONS_LENGTH_MAX = 1 << 16
 
 _NONE = np.empty(0, np.uint64)
@@ -64,8 +66,10 @@ def digest_parents(
 
 
 class Tally:
-    """The counts of one operator (``name``) in one task. ``finds_copies``: whether to look for copies of rows, because
-    the rows come from outside the chain of operators."""
+    """The counts of one operator (``name``) in one task.
+
+    ``finds_copies``: whether to look for copies of rows. Set it if the rows come from outside the chain of operators.
+    """
 
     __slots__ = ("_chunks", "_folded", "_marks", "_name", "_reasons", "_reasons_length", "_total", "_unfolded", "hash")
 
@@ -99,8 +103,9 @@ class Tally:
     def derive(self, anchors: Anchors, parents: Positions, digests: Column) -> Anchors:
         """Count the rows of ``anchors`` as consumed, each with its children, and return the children's anchors.
 
-        ``parents``: int64[m], checked before, the index of each child's parent row; ``digests``: uint64[n], see
-        :func:`digest_parents`. The children of a row are numbered in the order of ``parents``.
+        ``parents``: int64[m], the index of each child's parent row. The caller has checked that these rows exist.
+        ``digests``: uint64[n], see :func:`digest_parents`. The children of a row are numbered in the order of
+        ``parents``.
         """
         ordinals = np.zeros(len(digests), np.int64)
         produced = np.zeros(len(anchors.roots), np.uint64)
@@ -120,9 +125,10 @@ class Tally:
         return children
 
     def fail(self, root: int, reason: str, brief: str) -> None:
-        """Note that the tree of ``root`` failed. This operator also consumes an edge of it. The first reason counts.
+        """Report the tree of ``root`` as failed. The first reason for a root counts.
 
-        ``brief`` replaces ``reason`` once the reasons of the task are long.
+        The caller must also consume an edge of ``root``. ``brief`` replaces ``reason`` once the reasons of the task are
+        long.
         """
         if root in self._reasons:
             return
@@ -192,7 +198,7 @@ class Tally:
     def _refuse_copies(self) -> None:
         if self._marks and kernels.has_copies(np.concatenate(self._marks)):
             raise MultipliedEdges(
-                f"{self._name!r} was handed several copies of one row: something between it and the step before"
-                " multiplied rows behind the acker's back (a join, an explode, a UDF that returns rows), so their edges"
-                " would cancel. Use acker_client.spark.explode, join or branch, which give every copy its own edge."
+                f"{self._name!r} was handed several copies of one row. An untracked operation before it (a join, an"
+                " explode, a UDF that returns rows) copied the row with its edge, and the edges of copies would cancel."
+                " Use acker_client.spark.explode, join or branch, which give every copy its own edge."
             )

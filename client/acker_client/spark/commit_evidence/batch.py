@@ -210,8 +210,8 @@ def job_tag_of(node: lineage.Node) -> str:
 
 
 class BatchEvidence:
-    """The driver's knowledge of one batch. Thread-safe. ``once``: shared by the batches of a run. ``held``: whether
-    finished roots wait until the batch is settled."""
+    """The driver's knowledge of one batch. Thread-safe. ``once``: what a run remembers for its later batches.
+    ``held``: whether finished roots wait until the batch is settled."""
 
     def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None, *, held: bool = True) -> None:
         self.settings = settings

@@ -26,7 +26,10 @@ def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
 
 
 def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
-    """Return the tracking columns of a step's output, from the tracking ``columns`` of its input: thin, else packed."""
+    """Return the tracking columns of a step's output, from the tracking ``columns`` of its input.
+
+    The anchors of the output are thin if those of the input are, otherwise packed (see ``anchors``).
+    """
     if columns == THIN:
         return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]
     return [StructField(ANCHORS, BinaryType())]

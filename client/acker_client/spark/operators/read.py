@@ -37,8 +37,8 @@ UNREADABLE = "unreadable"
 class Records:
     """Some records of a slice, in order.
 
-    ``numbers``: uint64[n], ascending, in the slice's range, each used once. ``columns``: n rows. ``unreadable``: the
-    reason by row index. Such a row fails with that reason, and its columns are ignored.
+    ``numbers``: uint64[n], ascending, in the slice's range, each used once. ``columns``: n rows. ``unreadable``: maps
+    the index of each row that cannot be read to the reason. The row fails with it, and its columns are ignored.
     """
 
     numbers: Column
@@ -64,7 +64,7 @@ class Slice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackedFrame:
-    """A batch in Spark: ``df`` with thin anchors, and the evidence of what happened to its rows."""
+    """A batch in Spark: ``df`` with columns ``_root`` and ``_edge``, and the evidence of what happened to its rows."""
 
     df: DataFrame
     evidence: BatchEvidence
@@ -83,8 +83,8 @@ def frame_of(
 ) -> TrackedFrame:
     """Plan the reading of a batch, with one task for each slice.
 
-    ``name``: the name of the source. ``schema``: the schema of ``Records.columns``. ``once``: shared by the batches of
-    a run. ``held``: whether roots that are done wait until the batch is settled.
+    ``name``: the name of the source. ``schema``: the schema of ``Records.columns``. ``once``: what a run remembers
+    for its later batches. ``held``: whether roots that are done wait until the batch is settled.
     """
     fields = struct_type(schema)
     taken = reserved(fields.names)
@@ -97,17 +97,18 @@ def frame_of(
 
 
 def planned(base: DataFrame, chain: Chain, name: str, fields: StructType, evidence: BatchEvidence) -> TrackedFrame:
-    """Plan a batch of the source ``name``. ``chain`` makes its rows, with these ``fields``, from those of ``base``."""
+    """Plan a batch of the source ``name``. ``chain`` turns the rows of ``base`` into the rows of the batch, which have
+    these ``fields``."""
     df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (evidence,))
     remember(df, AppliedChain(base, chain, (evidence,)))
-    # Must come last: if planning raises, there is nothing to take back.
+    # Must come last: if planning raised after this line, nothing would take the settings back.
     evidence.take_back = hand_down(base.sparkSession, evidence.settings)
     return TrackedFrame(df, evidence)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Entry of a chain that reads a source. Each input row is the index of a slice that the task has to read."""
+    """Start of a chain: reads the records of a source. Each input row is the index of a slice for the task to read."""
 
     scope: BatchScope
     slices: tuple[Slice, ...]
