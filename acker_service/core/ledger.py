@@ -80,8 +80,8 @@ class LedgerOutcomes:
 @dataclass(slots=True)
 class Effect:
     """The numbers of entries that one call changed. ``created``: inits that counted. ``known``: inits that were known.
-    ``conflicts``: inits, among those created, whose root was pending in another batch and ended in both. ``dropped``:
-    updates of unknown roots without room. ``applied``: all entries."""
+    ``conflicts``: inits, among those created, whose root was pending in another batch: the root ended in both batches.
+    ``dropped``: updates of unknown roots without room. ``applied``: all entries."""
 
     created: int = 0
     known: int = 0
@@ -107,7 +107,7 @@ class Ledger:
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._starts, self._slots = np.zeros(SLOTS + 1, np.int32), np.zeros(SLOTS, np.uint16)
         self._bits, self._sections = np.zeros(SLOTS // 64, np.uint64), np.zeros(1, np.int64)
-        # The largest count of each sub-table in the previous window. The column PEAK has that of the present window.
+        # The largest count of each sub-table in the previous window. The column PEAK has the count of this window.
         self._peaks_before = np.zeros(SLOTS, np.int64)
         self._next = self._fits = 0
         self._make_scratch(OUTCOMES_MIN)

@@ -218,7 +218,7 @@ def _reason_ids(chunk: Chunk, codes: Array | int, reasons: Sequence[Reason]) -> 
 
 
 def _columns(parts: list[tuple[Chunk, slice]]) -> Outcomes:
-    """Concatenate the columns of several pieces. Reason ids stay those of each piece's chunk."""
+    """Concatenate the columns of several pieces. Reason ids stay ids of each piece's own chunk."""
     if not parts:
         return Outcomes()
     ids = [

@@ -253,8 +253,8 @@ class Registry:
         return members.next_ensemble(members.ensemble_of(self._config), _now_ms())
 
     def _restore_nodes(self) -> None:
-        """Create nodes again that the ensemble has lost: those of away members, which cannot do so themselves, and of
-        servers that are expected."""
+        """Create nodes again that the ensemble has lost: nodes of expected servers, and nodes of away members, which
+        cannot create their own."""
         nodes, seen = self._nodes, self._seen
         present = {id for folder in ("ids", "draining", "away") for id in nodes.children(f"/servers/{folder}")[0]}
         lost = [("away", each.member.id, each.dump()) for each in seen.away if each.until_ms > _now_ms()]

@@ -146,7 +146,8 @@ class ApplyReply:
     """``section_statuses``: uint8 per section, in order; empty if every section has ``status``.
 
     ``inits_known``: inits that changed nothing, as their root was initialised before. ``inits_conflicting``: inits
-    whose root was pending in another batch of any source: it is then LOST in both, reason ``root_conflict``.
+    whose root was pending in another batch of any source. The root is then LOST in both batches, reason
+    ``root_conflict``.
     """
 
     incarnation: int
@@ -167,8 +168,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
-    """``id``, ``generation``: those of the server as a member. ``epoch``, here and in every reply: the epoch of the
-    server's view, or 0 if the server knows of no other."""
+    """``id``, ``generation``: the server as a member. ``epoch``, here and in every reply: the epoch of the server's
+    view, or 0 if the server knows of no other."""
 
     protocol_version: int
     server_version: str
@@ -193,8 +194,8 @@ class Limits:
 class OpenBatch:
     """Reserve ``up_to`` roots: number i of the batch has root id ``mix64(first + i)``, 0 <= i < up_to.
 
-    ``slots``: the slots for this server, one bit each, 128 bytes; empty: all. Slots that an open batch does not have
-    yet are added to it.
+    ``slots``: the slots for this server, one bit each, 128 bytes. Empty means all slots. Slots that an open batch
+    does not have yet are added to it.
     """
 
     session: int

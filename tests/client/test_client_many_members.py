@@ -79,7 +79,8 @@ def test_batches_on_eight_of_twenty_servers_end_and_unneeded_connections_are_clo
         time.sleep(LEASE_S / 2 - 1.0)
         source.watch()
     executor.hello()
-    # The source keeps those of its last batch. Three more: the configured address of each client, and the last hello.
+    # The source keeps the channels of its last batch. Three more channels: the configured address of each client, and
+    # the last hello.
     assert open_channels(servers) <= SPREAD + 3
     assert not source.watch().says_something
 

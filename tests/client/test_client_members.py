@@ -386,7 +386,7 @@ def test_outcomes_after_the_settling_of_an_open_batch_are_reported_once(servers:
 def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_the_other_that_was_silent_first() -> (
     None
 ):
-    """The view still lists both servers, so neither is gone. The source must not spend its budget waiting for one."""
+    """The view still lists both servers, so neither is gone. The source must not spend its budget on one of them."""
     servers, asked = Servers(2), Counter[str]()
 
     def turned(address: str) -> Any:

@@ -133,7 +133,7 @@ def values(content: bytes, kind: str = "Q") -> list[int]:
 
 
 def message(identity: Any, of: Sequence[Entry], entries: Sequence[Entry], inits: Any = None) -> Any:
-    """Return the ApplyRequest that carries ``entries``, all or some of those of the folded report ``of``."""
+    """Return the ApplyRequest that carries ``entries``, which are all or some entries of the folded report ``of``."""
     failed = [entry.reason for entry in entries if entry.kind & FAIL]
     reasons = list(dict.fromkeys(failed))
     return pb.ApplyRequest(

@@ -33,7 +33,7 @@ class Stop(Exception):
 
 
 def until_idle(cluster: Cluster, stuck: LogSource, bad: tuple[str, ...]) -> tuple[Counter[str], list[set[str]]]:
-    """Run until there is nothing to do but wait. Return how often each record was emitted, and those of each batch."""
+    """Run until there is nothing to do but wait. Return how often each record was emitted, and each batch's records."""
     seen, batches = Counter[str](), list[set[str]]()
 
     def stop(seconds: float) -> None:

@@ -105,7 +105,7 @@ class Cluster:
         return member.address if listed is None else listed.member.address
 
     def patience(self, budget_s: float | None = None) -> Patience:
-        """Return a new budget. None: that of the settings."""
+        """Return a new budget. None: the budget of the settings."""
         deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
         return Patience(deadline, self.sleep, self._random)
 

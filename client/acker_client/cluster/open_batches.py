@@ -117,7 +117,7 @@ class OpenBatches:
 
     @property
     def members_to_watch(self) -> list[Member]:
-        """The members that hold a batch and were not left out of it, and those of the last placement, by id."""
+        """Members that hold a batch and were not left out of it, and members of the last placement, sorted by id."""
         holding = {member for batch in self._batches.values() for member in batch.members if member not in batch.out}
         return sorted(holding.union(self._home))
 

@@ -98,7 +98,7 @@ class Votes:
         self._endings = np.zeros(rows, np.uint8)
         # For each open root, the reason of its strongest report: 0 is none, otherwise a value of ``_reasons``.
         self._reason_ids = np.zeros(rows, np.uint32)
-        # Reasons of open roots: those that servers give, and those of members that left. A user's reason ends its root
+        # Reasons of open roots: reasons that servers give, and why members left. A user's reason ends its root
         # at once, so it is not kept.
         self._reasons: dict[Reason, int] = {}
         # The position of a row in the reply that is being counted.
@@ -308,7 +308,7 @@ def slots_of(roots: Column) -> Rows:
 
 
 def bits_of(replicas: Replicas, member: int) -> Bits:
-    """Return the position of ``member`` among the replicas of each slot, as a bit: uint8[1024]. 0: it is no replica."""
+    """Return the position of ``member`` among the replicas of each slot, as a bit: uint8[1024], 0 for no replica."""
     bits: Bits = np.packbits(replicas == member, axis=1, bitorder="little")[:, 0]
     return bits
 

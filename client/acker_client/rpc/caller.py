@@ -72,7 +72,7 @@ class Caller:
         return greeted
 
     def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float | None = None) -> Reply:
-        """Try once, with ``timeout_s`` (None: that of the settings). Raises Unavailable if no answer comes."""
+        """Try once, with ``timeout_s`` (None: the timeout of the settings). Raises Unavailable if no answer comes."""
         asked_at = self._clock()
         try:
             greeted = self.connection.greeted(deadline)

@@ -41,7 +41,7 @@ class Strike(enum.Enum):
 OF_SPARK = (Strike.WORKER_KILLED, Strike.TASK_RERUN, Strike.WRITE_FAILED)
 OF_ONE_SERVER = (Strike.SERVER_RESTARTED, Strike.SERVER_LOST)
 OF_SEVERAL_SERVERS = (Strike.ONE_KILLED, Strike.ONE_ADDED, Strike.ONE_DRAINED, Strike.ALL_RESTARTED)
-# Strikes that cost a replay even with two servers for each record. ONE_KILLED costs some with one.
+# Strikes that cost a replay even if each record has two servers. ONE_KILLED costs some if each record has one server.
 COSTLY = (Strike.WRITE_FAILED, Strike.SERVER_LOST)
 
 

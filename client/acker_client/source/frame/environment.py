@@ -99,7 +99,7 @@ class StreamingQuery:
         """Raise ``QueryStopped`` if the query was stopped. A return would tell Spark that the micro-batch is done."""
         if self._query.is_stopped:
             # ``from None`` keeps the error text short. Spark searches it for interruptions with a regular expression,
-            # which overflows the stack on a text as long as that of an interrupted job.
+            # which overflows the stack on the long error text of an interrupted job.
             raise QueryStopped(
                 f"{self._query} was stopped before every row of its micro-batch had its answer; nothing is lost: the"
                 " next start of the query gets this micro-batch again"

@@ -98,7 +98,7 @@ class Broker:
         self._consumer = _consumer(connection, self._note_trouble, **settings)
 
     def partitions(self, topics: Topics, timeout_s: float | None = None) -> dict[str, int]:
-        """Return the number of partitions of each topic, by name.
+        """Return the number of partitions of each topic. Keys are topic names.
 
         Raises for a named topic that does not exist. With a pattern, topics that this user may not see are left out.
         """
@@ -415,7 +415,7 @@ class TopicWriter:
         self._trouble = error.str()
 
 
-# Readers by process id: a worker that Spark forks must not use those of its parent.
+# Readers by process id: a worker that Spark forks must not use its parent's readers.
 _readers: dict[tuple[int, KafkaConnection], Reader] = {}
 
 

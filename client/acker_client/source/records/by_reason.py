@@ -30,7 +30,7 @@ def by_reason(spent: Failures, origins: Callable[[RecordNumbers], pa.RecordBatch
 
 
 def _groups(spent: Failures) -> dict[str, RecordNumbers]:
-    """Return the indices of the records, ascending, by the first line of their reason."""
+    """Group the records by the first line of their reason. Return the ascending indices of each group."""
     kinds = spent.reason_ids.astype(np.int64) << 8 | spent.verdicts
     _, firsts, kind_of = np.unique(kinds, return_index=True, return_inverse=True)
     reasons = [shorten(spent.reason(int(index))) for index in firsts]

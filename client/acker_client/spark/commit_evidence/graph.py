@@ -188,7 +188,8 @@ class Graph:
 
     def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
         """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_ended``: this
-        execution itself has read the rows to the end of a task. One that reads rows cached by another has not."""
+        execution itself has read the rows to the end of a task. An execution that reads rows which another execution
+        has cached has not."""
         found = self._found(places)
         names = {self._nodes[above][0] for number in found for path in self._paths_up(number) for above in path}
         if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):

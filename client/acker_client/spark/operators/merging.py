@@ -123,9 +123,9 @@ class Merging:
     def merge(self, anchors: Anchors, make: Callable[[], Any], check: Callable[[Any], Made], given: pa.Schema) -> Any:
         """Return the output of one group as a Table: rows with packed anchors, and the account in the first row.
 
-        ``anchors``: those of the group's rows. ``make`` calls the user's function, ``check`` validates its result.
-        ``given``: the schema of the rows that Spark passes in. A group without output rows leaves one placeholder row,
-        which has the account and no anchors.
+        ``anchors``: the anchors of the group's rows. ``make`` calls the user's function, and ``check`` validates its
+        result. ``given``: the schema of the rows that Spark passes in. A group without output rows leaves one
+        placeholder row, which has the account and no anchors.
         """
         tally = Tally(self.name, finds_copies=True)
         try:

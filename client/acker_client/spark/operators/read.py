@@ -97,7 +97,7 @@ def frame_of(
 
 
 def planned(base: DataFrame, chain: Chain, name: str, fields: StructType, evidence: BatchEvidence) -> TrackedFrame:
-    """Plan a batch of the source ``name``. ``chain`` makes its rows, with these ``fields``, from those of ``base``."""
+    """Plan a batch of the source ``name``. ``chain`` makes rows with these ``fields`` from the rows of ``base``."""
     df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (evidence,))
     remember(df, AppliedChain(base, chain, (evidence,)))
     # Must come last: if planning raises, there is nothing to take back.
