@@ -68,7 +68,9 @@ def show(rows: Sequence[Sequence[str]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part of the work: to try it, not for figures")
+    parser.add_argument(
+        "--quick", action="store_true", help="a trial run with a small part of the work; do not quote its figures"
+    )
     parser.add_argument("--storm", action="store_true", help="Apache Storm too, from Maven Central")
     parser.add_argument("--kafka", action="store_true", help="Apache Kafka too, from Maven Central")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in ALL])

@@ -1,5 +1,5 @@
-"""Tracker: what a source's driver does, in memory: outcomes a second into the in-flight window and from there into a
-checkpoint, what records in flight take, lines a second out of files.
+"""Tracker: measures what a source's driver does in memory. Figures: outcomes a second into the in-flight window and
+from there into a checkpoint, memory of records in flight, lines a second out of files.
 
 Outcomes come in stretches of a million, as a watch brings them, in the order of a ledger's sweep (random) and with one
 in a hundred not acked, so that the checkpoint has as many holes. Their way is a run's: which record each is, replays

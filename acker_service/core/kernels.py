@@ -65,7 +65,7 @@ KEEP, FINISH, ABANDON, DROP = range(4)
 REASONS = tuple(Cause)
 BY_MESSAGE_TIMEOUT, BY_PROGRESS_TIMEOUT, BY_UNFINISHED, BY_ABANDONED, BY_UNREAD = range(1, 6)
 # `apply_inits` takes reasons from the table of tombstones' reasons (module `reasons`). Ids up to TOMBSTONE_REASONS are
-# texts of clients. The next two are the server's own.
+# texts of clients. The next two ids are reasons of the server itself.
 TOMBSTONE_REASONS = 4096
 BY_LOST_REASON, BY_ROOT_CONFLICT = TOMBSTONE_REASONS + 1, TOMBSTONE_REASONS + 2
 

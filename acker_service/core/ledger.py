@@ -80,8 +80,8 @@ class LedgerOutcomes:
 @dataclass(slots=True)
 class Effect:
     """The numbers of entries that one call changed. ``created``: inits that counted. ``known``: inits that were known.
-    ``conflicts``: inits, among those created, whose root was pending in another batch and ended in both. ``dropped``:
-    updates of unknown roots without room. ``applied``: all entries."""
+    ``conflicts``: inits, among those created, whose root was pending in another batch: the root ended in both batches.
+    ``dropped``: updates of unknown roots without room. ``applied``: all entries."""
 
     created: int = 0
     known: int = 0

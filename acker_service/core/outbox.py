@@ -76,8 +76,10 @@ class Chunk:
         self.count = stop
 
     def reason_id(self, reason: Reason) -> int:
-        """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. Adds a new cause always, and a
-        new text only if there is room."""
+        """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. Adds a reason that is new.
+
+        If there is no room for a new text, DROPPED_REASON takes its place. A cause always has room.
+        """
         if not reason:
             return 0
         if isinstance(reason, str):
@@ -118,8 +120,8 @@ class Outbox:
     def append(self, roots: Column, verdicts: Kinds | int, codes: Array | int, reasons: Sequence[Reason]) -> None:
         """Append outcomes of ``roots: uint64[n]``.
 
-        ``verdicts``: uint8[n], or one for all. ``codes``: uint[n], or one for all: 0 for no reason, else an index into
-        ``reasons`` plus one.
+        ``verdicts``: uint8[n], or one for all. ``codes``: uint[n], or one for all. A code is an index into ``reasons``
+        plus one, or 0 for no reason.
         """
         start = 0
         while start < len(roots):
@@ -188,9 +190,9 @@ class Outbox:
         """Append a piece of `dump`. Raises ValueError if the piece is incomplete or a reason is missing."""
         codes = columns["reason_ids"]
         if not count == len(columns["roots"]) == len(columns["verdicts"]) == len(codes):
-            raise ValueError("a piece of the outcomes in it is shorter than its header says")
+            raise ValueError("a piece of the outcomes is shorter than its header says")
         if codes.max(initial=0) > len(reasons):
-            raise ValueError("outcomes in it lack their reasons")
+            raise ValueError("outcomes lack their reasons")
         self.append(columns["roots"], columns["verdicts"], codes, reasons)
 
     def _pieces(self) -> list[tuple[Chunk, slice]]:

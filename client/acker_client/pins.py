@@ -122,7 +122,7 @@ def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) ->
 
 
 def pins_for(pins: Sequence[Pin], inits: InitScope | None) -> Pins:
-    """Return those of ``pins`` that a report concerns. A report with inits concerns only the batch of its inits."""
+    """Return the ``pins`` that a report concerns. A report with inits concerns only the batch of its inits."""
     if inits is None:
         return tuple(pins)
     # If no pin has the batch, the servers refuse the report.

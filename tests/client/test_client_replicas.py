@@ -15,7 +15,7 @@ MEMBER = Member(1, 7, "one:7070")
 
 
 class SlowView:
-    """A cluster of one slow member, which answers while the client fetches the view from another."""
+    """A cluster with a slow member, which answers while the client fetches the view from another member."""
 
     is_alone = False
 

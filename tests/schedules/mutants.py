@@ -1,4 +1,4 @@
-"""Mutants: clients that break a promise, by name. Each patches one rule of the client, in the client's process.
+"""Mutants: named patches, each of which makes a client break one promise. A mutant runs in the client's process.
 
 Only this module uses internals of the client. Schedules and their oracle use its public API.
 """
@@ -18,7 +18,7 @@ from acker_protocol.placement import Member
 
 
 def leave_out_alone() -> None:
-    """Leave out a silent server once other replicas have answered a report, although the source has not left it out."""
+    """Stop waiting for a silent server once other replicas have answered a report, without a decision of the source."""
     excuse = Sending._excuse
 
     def excused(sending: Sending, member: Member) -> str | None:
@@ -42,7 +42,7 @@ def drop_unanswered() -> None:
 
 
 def believe_the_first() -> None:
-    """Let the first replica that reports a root, or is left out, decide the root's outcome."""
+    """Let one replica decide a root's outcome: the first one that reports the root or is left out."""
     count = votes.Votes.count_reports
 
     def first(self: votes.Votes, rows: votes.Rows, *given: Any) -> votes.Merged:

@@ -116,7 +116,7 @@ class GreenThread:
 
 
 class GreenThreading:
-    """The names of ``threading`` that the code under simulation uses. ``held_up``: how often a thread had to wait for a
+    """The part of ``threading`` that the code under simulation uses. ``held_up``: how often a thread had to wait for a
     lock."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -160,7 +160,7 @@ class GreenQueue:
 
 
 class GreenQueues:
-    """The names of ``queue`` that the code under simulation uses."""
+    """The part of ``queue`` that the code under simulation uses."""
 
     Empty = queue.Empty
 
@@ -172,7 +172,7 @@ class GreenQueues:
 
 
 class DrawnSecrets:
-    """The names of ``secrets`` that the code under simulation uses, drawn from the seed."""
+    """The part of ``secrets`` that the code under simulation uses. Draws its numbers from ``dice``."""
 
     def __init__(self, dice: random.Random) -> None:
         self.randbits = dice.getrandbits

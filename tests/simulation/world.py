@@ -146,7 +146,7 @@ class World:
         self._pins: dict[int, Pin] = {}
         # By server, the generations that the driver has heard of, oldest first.
         self._generations: dict[int, list[int]] = {}
-        # When a server has answered Hello calls of a client, by client name and server id.
+        # By client name and server id, when the server has answered Hello calls of the client.
         self._greetings: dict[tuple[str, int], list[float]] = {}
         self._session = 0
         self._runs = 0

@@ -1,4 +1,4 @@
-"""Rows of a frame as an input. The frame here is a list; tests/spark/test_frame.py has Spark's own."""
+"""Rows of a frame as an input. The frame here is a list. tests/spark/test_frame.py tests frames of Spark."""
 
 from __future__ import annotations
 

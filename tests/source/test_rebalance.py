@@ -99,7 +99,7 @@ class World:
         self.stop: dict[str, int] = {}
 
     def loaded(self, driver: Driver, partition: str, stop: int) -> None:
-        assert stop == self.stop.get(partition, 0), f"{partition}: a commit was not seen by who came after"
+        assert stop == self.stop.get(partition, 0), f"{partition}: the next owner did not see a commit"
         if not driver.session.is_expired:
             self.last_loaded[partition] = driver
 
@@ -378,7 +378,7 @@ def test_a_source_whose_name_was_taken_during_a_lost_session_ends_with_an_error(
     world.zookeeper.apply([Create(path, b"{}", is_ephemeral=True)], 99)
     one.notice()
     assert one.poll().lost == world.partitions
-    # Until the session timeout, the node may be left over from its own lost session.
+    # Until the session timeout, the node may be a remainder of the driver's own lost session.
     for _ in range(4):
         world.now_s += 1.0
         assert one.poll() == Handover()

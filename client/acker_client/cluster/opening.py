@@ -41,7 +41,7 @@ class Opener:
         self._conversations = conversations
         # How many members there were at the last placement.
         self._members_placed_on = 0
-        # The members where a batch without a final placement may be open, by its number.
+        # By batch number, the members where a batch without a final placement may be open.
         self._asked: dict[int, dict[Member, None]] = {}
 
     def open_source(self, patience: Patience) -> None:

@@ -308,7 +308,7 @@ def slots_of(roots: Column) -> Rows:
 
 
 def bits_of(replicas: Replicas, member: int) -> Bits:
-    """Return the position of ``member`` among the replicas of each slot, as a bit: uint8[1024]. 0: it is no replica."""
+    """Return the position of ``member`` among the replicas of each slot, as a bit: uint8[1024], 0 for no replica."""
     bits: Bits = np.packbits(replicas == member, axis=1, bitorder="little")[:, 0]
     return bits
 

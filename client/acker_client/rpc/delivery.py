@@ -14,7 +14,7 @@ import numpy.typing as npt
 from acker_protocol.messages import FAIL, Apply, ApplyReply, Entries, Identity, InitScope, Kinds, Status
 from acker_protocol.reports import MESSAGE_BYTES, digest, pack, section_starts
 
-# A section with a status up to this one is not sent again. Of the others, a higher status makes a retry less useful.
+# A section with a status up to this one is not sent again. Above it, the higher a status, the less a retry helps.
 _FINAL_MAX = int(Status.STALE)
 
 
@@ -23,8 +23,8 @@ class ReportResult:
     """The result of one report, counted in sections. ``unreported``: given up under ``on_unreachable="continue"``.
 
     ``inits_known``: inits that changed nothing, as their root had been initialised before. ``inits_conflicting``: inits
-    of roots that were pending in another source or batch: each is LOST in both. ``without``: ids of the servers that
-    were left out, because they were gone or other replicas had answered.
+    of roots that were pending in another source or batch; such a root ends as LOST in the old batch and in the new one.
+    ``without``: ids of the servers that were left out, because they were gone or other replicas had answered.
     """
 
     applied: int = 0
@@ -144,8 +144,8 @@ class Delivery:
         return ErrorReply(Status(int(statuses.max())), reply.detail, reply.retry_delay_ms)
 
     def _uncover_after_conflict(self) -> None:
-        # The inits of such sections were not counted under this identity, so their numbers must end as LOST, not as
-        # read without a record.
+        # The server did not count the inits of sections that it refused (CONFLICT, STALE). Their numbers must end as
+        # LOST. If the message covered them, they would end as absent.
         if not self._counts[Status.CONFLICT] and not self._counts[Status.STALE]:
             return
         message = self._messages.pop(self._covering)

@@ -1,4 +1,4 @@
-"""Rows of a user's own DataFrame as an input. The partitions are Spark's; a position is the index of a row in one.
+"""Rows of a user's own DataFrame as an input. A position is the index of a row in its Spark partition.
 
 Decides which rows come next (some of each partition, so that a batch keeps all tasks busy) and how a row is named (by
 its key, otherwise by partition and row). Checks that a checkpoint belongs to the same frame. A slice only lists rows.
@@ -71,7 +71,8 @@ class FrameInput:
             if dict(each.mark) != self.mark(partition, each.done):
                 raise CheckpointError(
                     f"partition {partition} of the frame is not what it was when the checkpoint was written: give the"
-                    " frame that was read then, in the same order, or remove the checkpoint to read it from its start"
+                    " frame that was read then, in the same order, or remove the checkpoint to read the input from its"
+                    " beginning"
                 )
         done = {partition: each.done.prefix for partition, each in committed.items()}
         self._planned = {partition: done.get(partition, 0) for partition in self._counted}

@@ -68,7 +68,7 @@ class Ranges:
         return cls(starts[is_first], reach[np.append(np.flatnonzero(is_first)[1:] - 1, len(reach) - 1)])
 
     def union(self, other: Ranges) -> Ranges:
-        """The positions in either."""
+        """The positions in either set of ranges."""
         return Ranges.joined((self, other))
 
     def within(self, start: int, stop: int) -> Ranges:

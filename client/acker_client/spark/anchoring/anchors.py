@@ -146,7 +146,7 @@ def pack(rows: Rows) -> pa.RecordBatch:
 
 
 def with_columns(data: pa.RecordBatch, names: Sequence[str], columns: Sequence[Any]) -> pa.RecordBatch:
-    """Return ``data`` with more columns behind its own."""
+    """Return ``data`` with ``columns`` added at the end."""
     return pa.RecordBatch.from_arrays([*data.columns, *columns], names=[*data.schema.names, *names])
 
 

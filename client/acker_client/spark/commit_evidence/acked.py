@@ -75,7 +75,7 @@ class BodyFrame(ClassicFrame):
         return self._leaving().writeTo(table)
 
     def _leaving(self) -> DataFrame:
-        """Return this frame as one of Spark's own. Its rows are followed if ``ack()`` is in its plan."""
+        """Return this frame as a plain Spark frame. Its rows are followed if ``ack()`` is in its plan."""
         df, text = plain(self), analyzed(self)
         if ACK not in text:
             return df
@@ -84,7 +84,7 @@ class BodyFrame(ClassicFrame):
 
 
 def of_body(df: DataFrame, batch: Any) -> DataFrame:
-    """Return ``df``, a frame of Spark's own, as a body frame. ``batch``: its batch, or one of its batches."""
+    """Return ``df``, a plain Spark frame, as a body frame. ``batch``: its batch, or one of its batches."""
     body: DataFrame = remade(BodyFrame, df, _acker_batch=batch)
     return body
 

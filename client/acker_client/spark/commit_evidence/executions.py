@@ -187,7 +187,7 @@ class Execution:
 
     @cached_property
     def has_jobs(self) -> bool:
-        """Whether it ran a job of its own."""
+        """Whether this execution itself ran a job."""
         return not self._ended.jobs().isEmpty()
 
     def target(self, places: Places) -> Target:

@@ -120,7 +120,7 @@ class Witness:
 
     @contextmanager
     def recording_failure(self, did: str, name: str, trail: Trail) -> Iterator[bool]:
-        """Enter the call ``name``, and record a failed look if the call raises and is the user's own. Yields the same
+        """Enter the call ``name``, and record a failed look if the user made the call and it raises. Yields the same
         as :meth:`calling`."""
         began_ms = now_ms()
         with self.calling(name) as is_users:
@@ -175,7 +175,7 @@ class Witness:
 
     @contextmanager
     def calling(self, name: str) -> Iterator[bool]:
-        """Enter the call ``name``; yield whether it is the user's own, not one that PySpark makes within another."""
+        """Enter the call ``name``; yield whether the user made it. PySpark makes calls within other calls."""
         outer = getattr(self._inside, "call", "")
         self._inside.call = name if name in LOOKS or not outer else outer
         try:

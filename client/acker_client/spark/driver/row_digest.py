@@ -1,8 +1,8 @@
-"""Row digest: a digest of a row that Spark itself computes, so that no row has to go to Python for it.
+"""Row digest: Spark itself computes a digest of each row, so that no row has to go to Python for it.
 
 Decides what goes into the digest, so that different values have different digests. Spark's own hash skips nulls and
 flattens nested arrays, so the positions of nulls and the lengths of arrays go in too. The hash refuses maps, so their
-entries go in. It gives strings that are equal by their collation the same value, so strings with a collation go in as
+entries go in. Two strings that are equal by their collation have the same hash, so strings with a collation go in as
 bytes.
 """
 
@@ -26,7 +26,7 @@ JSON = (
 def row_digest(place: str, names: Sequence[str], fields: Sequence[StructField]) -> str:
     """Return a SQL expression for a digest of the column ``place`` and the columns ``names``.
 
-    ``fields``: the fields of the columns ``names``. All names are plain, as ``_0``.
+    ``fields``: the fields of the columns ``names``. All names are plain, for example ``_0``.
     """
     pairs = list(zip(names, fields, strict=True))
     nullable = [name for name, field in pairs if field.nullable]
@@ -40,7 +40,7 @@ def _null_mask(names: Sequence[str]) -> str:
 
 
 def _parts(value: str, kind: DataType) -> list[str]:
-    """Return the SQL expressions of a value of this type that go into the hash, besides whether it is null."""
+    """Return SQL expressions: what goes into the hash for a value of this type, without its null bit."""
     if isinstance(kind, MapType):
         entry = StructType().add("key", kind.keyType, False).add("value", kind.valueType, kind.valueContainsNull)
         return _parts(f"map_entries({value})", ArrayType(entry, False))
