@@ -52,8 +52,10 @@ def _from_file(path: Path) -> tuple[_Place, _Place | None]:
         return _parse_address(fields["address"]), _parse_address(fields["http_address"]) if fields[
             "http_address"
         ] else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
         raise NotReady(f"--ready-file {path}: no server has written it yet ({error})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotReady(f"--ready-file {path} is not the ready file of a server ({error!r})") from None
 
 
 def _from_options(options: Config) -> tuple[_Place, _Place | None]:

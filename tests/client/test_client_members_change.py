@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from acker_client import AckerClient, Identity, Verdict, errors
+from acker_client import AckerClient, Identity, Settings, Verdict, errors
 from acker_client.pins import Pin, shares_of
 from acker_protocol import ids
 from acker_protocol.messages import ListedMember, MemberState, ViewReply
@@ -23,14 +23,15 @@ from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers, liv
 class Registered(Servers):
     """Servers that answer with a view, as with ZooKeeper.
 
-    ``listed``: maps ids to addresses. ``epoch``: the epoch of the view. ``away``: ids of servers that the view lists as
-    AWAY.
+    ``listed``: maps ids to addresses. ``epoch``: the epoch of the view. ``states``: ids of servers that the view does
+    not list as ACTIVE. ``on_call``: called with address and name of each call before it is answered.
     """
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.listed = {server.id: address for address, server in self.by_address.items()}
-        self.away: set[int] = set()
+        self.states: dict[int, MemberState] = {}
+        self.on_call: Callable[[str, str], None] = lambda address, call: None
         self.epoch = 1
 
     def move(self, number: int, address: str) -> None:
@@ -43,7 +44,7 @@ class Registered(Servers):
         members = (
             ListedMember(
                 Member(number, self.by_address[address].shard.generation, address),
-                MemberState.AWAY if number in self.away else MemberState.ACTIVE,
+                self.states.get(number, MemberState.ACTIVE),
             )
             for number, address in sorted(self.listed.items())
         )
@@ -64,6 +65,7 @@ class WithView:
             server = self._servers.by_address.get(self._address)
             if server is None:
                 raise errors.Unavailable(f"nobody is at {self._address}")
+            self._servers.on_call(self._address, call)
             if call == "view":
                 return self._servers.view()
             reply = getattr(server.connect(self._address), call)(*arguments)
@@ -290,13 +292,13 @@ def test_a_report_waits_longer_than_replica_wait_s_for_a_server_on_planned_resta
     job = Job(source, registered.client(replica_wait_s=1.5))
     job.read()
     registered[1].stop()
-    registered.away.add(1)
+    registered.states[1] = MemberState.AWAY
     registered.epoch += 1
     thread, without = reported(job)
     until_given_up(thread, job.executor)
     assert thread.is_alive()
     registered[1].start()
-    registered.away.clear()
+    registered.states.clear()
     thread.join()
     assert without == [frozenset()]
     assert Counter(job.settle().values()) == ALL_ACKED
@@ -309,7 +311,7 @@ def test_a_report_leaves_out_an_away_server_once_the_view_no_longer_lists_it(reg
     job = Job(source, registered.client(replica_wait_s=1.5))
     job.read()
     registered[1].stop()
-    registered.away.add(1)
+    registered.states[1] = MemberState.AWAY
     registered.epoch += 1
     thread, without = reported(job)
     until_given_up(thread, job.executor)
@@ -328,32 +330,84 @@ def test_a_report_under_way_follows_a_server_that_comes_back_with_its_state_at_a
     job = Job(source, registered.client(replica_wait_s=1.5, budget_s=10.0))
     job.read()
     registered[1].stop()
-    registered.away.add(1)
+    registered.states[1] = MemberState.AWAY
     registered.epoch += 1
     thread, without = reported(job)
     until_given_up(thread, job.executor)
     registered.move(1, "elsewhere:1")
-    registered.away.clear()
+    registered.states.clear()
     registered.by_address["elsewhere:1"].start()
     thread.join()
     assert without == [frozenset()]
     assert Counter(job.settle().values()) == ALL_ACKED
 
 
-def test_a_process_joins_a_source_at_a_server_that_no_view_lists(registered: Registered) -> None:
+def emitted_by(registered: Registered) -> tuple[AckerClient, int, tuple[int, int]]:
+    """Return a source at server 0 alone, its session, and the root and edge of its record."""
     registered.listed = {0: "s0:1"}
     source = registered.client()
-    session = source.open_source("orders")
-    root_id, edge = source.emit()
+    session, anchor = source.open_source("orders"), source.emit()
     source.flush()
-    # ZooKeeper ends the session of server 0, but server 0 still answers.
+    return source, session, anchor
+
+
+def test_a_process_joins_a_source_at_a_server_that_no_view_lists(registered: Registered) -> None:
+    source, session, anchor = emitted_by(registered)
+    # ZooKeeper has ended the session of server 0, which answers as before. One answer gets lost.
     registered.listed = {1: "s1:1"}
     registered.epoch += 1
+    asked = list[str]()
+
+    def lose_once(address: str, call: str) -> None:
+        if call == "pins":
+            asked.append(address)
+            if asked == ["s1:1", "s0:1"]:
+                raise errors.Unavailable("the reply was lost")
+
+    registered.on_call = lose_once
     worker = registered.client()
     worker.join(session)
-    worker.ack(root_id, edge)
+    worker.ack(*anchor)
     worker.flush()
     assert [outcome.verdict for outcome in source.watch(1.0).outcomes] == [Verdict.ACKED]
+    assert asked[:4] == ["s1:1", "s0:1"] * 2
+
+
+def test_a_process_joins_a_source_at_a_draining_server_that_it_was_not_configured_with(registered: Registered) -> None:
+    _, session, _ = emitted_by(registered)
+    registered.listed = {0: "s0:1", 1: "s1:1"}
+    registered.states[0] = MemberState.DRAINING
+    registered.epoch += 1
+    worker = AckerClient(Settings(("s1:1",), budget_s=5.0), connect=lambda address: registered._connect("", address))
+    worker.join(session)
+
+
+def test_an_update_of_an_unknown_root_asks_no_server_that_is_in_no_view(registered: Registered) -> None:
+    registered.listed = {1: "s1:1"}
+    source, worker = registered.client(), registered.client()
+    worker.join(source.open_source("orders"))
+    source.close_source()
+    asked = set[str]()
+    registered.on_call = lambda address, call: asked.add(address) if call == "pins" else None
+    worker.ack(7, 5)
+    with pytest.raises(errors.UnknownSource):
+        worker.flush()
+    assert asked == {"s1:1"}
+
+
+def test_a_source_opens_on_the_other_servers_when_one_goes_away_meanwhile(registered: Registered) -> None:
+    registered[1].stop()
+
+    def announce(address: str, call: str) -> None:
+        if (address, call) == ("s1:1", "hello") and not registered.states:
+            registered.states[1] = MemberState.AWAY
+            registered.epoch += 1
+
+    source = registered.client(budget_s=5.0, replica_wait_s=60.0, gone_after_s=60.0)
+    source.hello()
+    registered.on_call = announce
+    source.open_source("orders")
+    assert [member.id for member in source.open_batch(1, 1 << 40, 10).placement.members] == [0]
 
 
 def until_given_up(thread: threading.Thread, client: AckerClient) -> None:

@@ -94,7 +94,7 @@ def test_a_server_on_free_ports_needs_a_ready_file() -> None:
 def test_a_ready_file_of_something_else_is_one_clear_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "ready.json"
     path.write_text(content)
-    with pytest.raises(NotReady, match=re.escape(f"--ready-file {path}: no server has written it yet (")):
+    with pytest.raises(NotReady, match=re.escape(f"--ready-file {path} is not the ready file of a server (")):
         health.check(Config(ready_file=str(path)))
 
 

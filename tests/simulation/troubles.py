@@ -148,11 +148,6 @@ class Troubles:
     def has_lost(self, server: int, since: float) -> bool:
         return bool(self._noted(self._losses, server, since))
 
-    def is_expected(self, server: int) -> bool:
-        """Whether a server has left the list, but no other server has reason to believe it yet. Clients then wait."""
-        now = self._scheduler.now
-        return any(left == server and not self._is_noticed(server, start, now) for start, left in self._unlisted)
-
     def _was_unlisted(self, server: int, since: float) -> bool:
         absences = [(start, end) for start, end, left in self._relisted if left == server and end >= since]
         absences += [(start, self._scheduler.now + 1e-6) for start, left in self._unlisted if left == server]

@@ -414,8 +414,7 @@ class World:
             for server in self.servers
         ]
         enough_s = self.case.budget_s / 3
-        is_waiting = any(self.troubles.is_expected(server) for server in self.servers)
-        if self.case.is_rough or min(each_s) >= enough_s or (is_waiting and max(each_s) >= enough_s):
+        if self.case.is_rough or min(each_s) >= enough_s:
             return
         raise Violation(
             "needless start error", f"{program} cannot open its source, though servers could be reached: {error}"

@@ -100,7 +100,7 @@ class Callers:
 
     @property
     def has_noted_draining(self) -> bool:
-        """Whether some server has refused something new since its last greeting."""
+        """Whether some server has refused something new, and was not forgotten since."""
         return bool(self._draining)
 
     def note_draining(self, address: str) -> None:
@@ -111,7 +111,8 @@ class Callers:
 
     def keep_draining(self, addresses: Collection[str]) -> None:
         """Forget the notes about servers at other addresses than these."""
-        self._draining = {each for each in self._draining if each[0] in addresses}
+        # Copied, as another thread may add a note meanwhile.
+        self._draining = {each for each in tuple(self._draining) if each[0] in addresses}
 
     def is_draining(self, address: str) -> bool:
         """Whether the server at ``address`` takes nothing new, as it says itself."""

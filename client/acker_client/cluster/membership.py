@@ -107,6 +107,14 @@ class Cluster:
                     f"every server of {', '.join(self.settings.servers)} is draining or away: start another one"
                 )
 
+    def serving_addresses(self, patience: Patience) -> list[str]:
+        """Return the addresses of the servers in the view that answer calls, draining ones among them. Waits until
+        there is a server to place new batches on."""
+        view = self.view(patience)
+        listed = () if self._listed is None else self._listed.members
+        serving = (each.member for each in listed if each.state != MemberState.AWAY)
+        return list(dict.fromkeys(self.address_of(member) for member in (*view.members, *serving)))
+
     def refresh(self) -> None:
         """Look for changes of the view if there is reason to. Raises nothing and waits only briefly."""
         if self.is_alone:

@@ -121,9 +121,13 @@ class Opener:
             else:
                 opening.opened_on(member)
 
-        ask_members(
-            self._cluster, opening, open_on_member, budget_s, excuse=lambda _: self._conversations.keep_leases()
-        )
+        def why_dispensable(member: Member) -> str | None:
+            self._conversations.keep_leases()
+            # Nothing lives there yet, so nobody has to wait until the server is back.
+            is_free = self._cluster.is_away(member) and opening.can_do_without(member)
+            return "its server is away" if is_free else None
+
+        ask_members(self._cluster, opening, open_on_member, budget_s, excuse=why_dispensable)
         return opening.out
 
     def _open_batch_on(self, batch: PinnedBatch, member: Member, patience: Patience) -> None:

@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 
 import numpy as np
@@ -134,14 +134,20 @@ class ClientState:
     # -- the sources of other processes
 
     def join(self, session: int) -> None:
-        """Learn where the roots of another process's source live. Raises ``UnknownSource`` if all servers answer and
-        none knows it, and ``Unavailable`` if the budget is spent first."""
+        """Learn where the roots of another process's source live. Raises ``UnknownSource`` if all servers answer,
+        listed or configured, and none knows it. Raises ``Unavailable`` if the budget is spent first."""
         if self.source_or_none is not None and session == self.source_or_none.session:
             # This client knows its own source better than the servers do, and leaves servers out of it itself.
             return None
         patience = self.cluster.patience()
         while True:
-            published, has_heard_all = self._asked_for(session)
+            addresses = self._addresses_for(session)
+            published, has_heard_all = self._asked_for(session, addresses)
+            if published is None:
+                # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
+                unlisted = [address for address in self.cluster.settings.servers if address not in addresses]
+                published, has_heard_unlisted = self._asked_for(session, unlisted)
+                has_heard_all = has_heard_all and has_heard_unlisted
             if published is not None:
                 return self._learnt(published)
             if has_heard_all:
@@ -171,49 +177,41 @@ class ClientState:
         if self.cluster.clock() - self.learnt_at < LEARN_S:
             return False
         # Copied, as another thread may join a source meanwhile.
-        asked = [self._asked_for(session) for session in tuple(sessions)]
+        asked = [self._asked_for(session, self._addresses_for(session)) for session in tuple(sessions)]
         for published, _ in asked:
             if published is not None:
                 self._learnt(published)
         self.learnt_at = self.cluster.clock()
         return all(has_heard_all for _, has_heard_all in asked)
 
-    def _asked_for(self, session: int) -> tuple[Published | None, bool]:
-        """Return the newest publication of a source, and whether every server in the view has answered."""
+    def _addresses_for(self, session: int) -> Collection[str]:
+        """Return the addresses of the servers in the view, and of those where roots of the source are known to live."""
         cluster = self.cluster
-        members = dict.fromkeys(cluster.view(cluster.patience()).members)
-        if session in self.joined:
-            members |= dict.fromkeys(member for pin in self.joined[session].pins for member in pin.placement.members)
-        addresses = dict.fromkeys(map(cluster.address_of, members))
-        found, errors = self._published_at(addresses, session)
-        for error in errors:
-            if not isinstance(error, RETRYABLE):
-                raise error
-        if not found:
-            # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
-            unlisted = [address for address in cluster.settings.servers if address not in addresses]
-            found, _ = self._published_at(unlisted, session)
-        newest = max(found, key=lambda each: each.version, default=None)
-        for pin in () if newest is None else newest.pins:
-            cluster.hear_of(pin.placement)
-        return newest, not errors
+        pins = self.joined[session].pins if session in self.joined else ()
+        known = (cluster.address_of(member) for pin in pins for member in pin.placement.members)
+        return dict.fromkeys((*cluster.serving_addresses(cluster.patience()), *known))
 
-    def _published_at(self, addresses: Iterable[str], session: int) -> tuple[list[Published], list[BaseException]]:
-        """Ask these servers at once for the publication of a source. Return the publications, and the errors."""
+    def _asked_for(self, session: int, addresses: Collection[str]) -> tuple[Published | None, bool]:
+        """Ask these servers at once. Return the newest publication of a source, and whether every server answered."""
         cluster, found = self.cluster, list[Published]()
 
         def ask(address: str) -> None:
             deadline = cluster.patience(GREETING_S).deadline
-            reply = cluster.callers.at(address).once(
-                lambda transport, left_s: transport.pins(session, left_s), deadline
-            )
+            caller = cluster.callers.at(address)
+            reply = caller.once(lambda transport, left_s: transport.pins(session, left_s), deadline)
             if reply.status == Status.APPLIED and reply.pins:
                 found.append(decode(session, reply.pins))
 
         deadline = cluster.patience(GREETING_S).deadline
         calls = do_all(cluster.side_by_side, [partial(ask, address) for address in addresses], deadline)
-        errors = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
-        return found, [error for error in errors if error is not None]
+        failures = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
+        for error in failures:
+            if error is not None and not isinstance(error, RETRYABLE):
+                raise error
+        newest = max(found, key=lambda each: each.version, default=None)
+        for pin in () if newest is None else newest.pins:
+            cluster.hear_of(pin.placement)
+        return newest, not any(failures)
 
     # -- inside
 
