@@ -42,7 +42,7 @@ class Malformed(ValueError):
 
 
 class _Stamped(Protocol):
-    """The fields of the epoch, which each protobuf reply has."""
+    """The fields of a protobuf reply that hold the epoch."""
 
     epoch: int
     ensemble: int
