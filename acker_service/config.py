@@ -32,7 +32,8 @@ class ConfigError(ValueError):
 
 
 class _Kind(NamedTuple):
-    """How a text becomes a value. ``read`` raises ValueError or KeyError. ``shape`` completes "should be"."""
+    """How a text becomes a value. ``read`` raises ValueError or KeyError. ``shape``: the words after "should be" in an
+    error."""
 
     read: Callable[[str], Any]
     shape: str

@@ -69,7 +69,7 @@ class SharedShard:
     ) -> None:
         """``clock``: in seconds. The shard's time leaves out pauses of this process; see ``running_time``.
 
-        ``linger_s``: how long a watch with outcomes waits for more. ``since``: what the clock showed when the shard was
+        ``linger_s``: how long a watch with outcomes waits for more. ``since``: the time of the clock when the shard was
         opened. If loading the state took long, that time counts as a pause.
         """
         self.shard = shard
@@ -154,7 +154,7 @@ class SharedShard:
 
     @property
     def left(self) -> str:
-        """Describe what a draining server still has to finish; "" when it may end."""
+        """Describe what a draining server still has to finish; "" when the server may end."""
         with self._lock:
             return self.shard.left
 

@@ -1,6 +1,7 @@
 """Ports: why a server cannot listen at an address.
 
-Decides the error of an address or port that cannot be bound. It tries to bind it, and closes it again at once.
+Decides the error of an address or port that cannot be bound. To find the reason, this module tries to bind a port
+there, and closes it at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ReadyFile: the file that tells other programs where a server listens.
 
-Decides that other programs never find half of it, and what happens if it cannot be written. Does not decide its
-content.
+Decides that other programs never find half of the file, and what happens if the file cannot be written. Does not decide
+its content.
 """
 
 from __future__ import annotations

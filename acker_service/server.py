@@ -55,7 +55,7 @@ TICK_S = 0.05
 TRIM_S = 5.0
 STOP_POLL_S = 0.02
 
-# After so long the interpreter switches threads, so that the reply to a watch does not wait for a long decoding.
+# The interpreter switches threads after this time, so that the reply to a watch does not wait for a long decoding.
 SWITCH_INTERVAL_S = 0.001
 
 # Threads for calls that are neither reports nor watches, for example Settle and Stats.
@@ -174,7 +174,7 @@ class Server:
     def drain(self) -> DrainReply:
         """Take no new batches and no new sources from now on.
 
-        ``on_drained`` is called when the present ones have ended, or after ``drain_s``.
+        ``on_drained`` is called when the present batches and sources have ended, or after ``drain_s``.
         """
         return self._draining.begin(announce=self._list_as_draining)
 

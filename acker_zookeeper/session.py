@@ -55,7 +55,7 @@ class KazooSession:
             timeout=session_s,
             default_acl=CREATOR_ALL_ACL if digest else None,
             auth_data=[("digest", digest)] if digest else None,
-            # A restarted ZooKeeper gives every session its full time again. Connect before that is over.
+            # A restarted ZooKeeper gives every session its full time again. Connect before that time is over.
             connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=attempt_s),
             logger=self._last_warning.logger,
             use_ssl=has_tls,
@@ -94,7 +94,7 @@ def _within(connect: Callable[..., Any], most_s: float) -> Callable[..., Any]:
 
 
 class _LastWarning(logging.Handler):
-    """Keeps kazoo's last warning. kazoo repeats its warnings at every attempt; the callers log once what they mean."""
+    """Keeps kazoo's last warning. kazoo repeats its warnings at every attempt; the callers log their meaning once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,8 +1,8 @@
 """Applying: what one message of a report does to the state, and how it is answered.
 
 Decides which messages are refused and in which order the others take effect. A refused message changes nothing. Acks
-are never refused for want of room, and neither are inits of an open batch, since their room was reserved. ``ledger``
-does the arithmetic, and ``dedupe`` knows which sections were applied before.
+are never refused for want of room. Neither are inits of an open batch, since opening the batch reserved their room.
+``ledger`` does the arithmetic, and ``dedupe`` knows which sections were applied before.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def delay_ms(status: Status) -> int:
 
 
 def _column(values: Array, dtype: type[Any]) -> Array:
-    """Return ``values`` contiguous and aligned, as the kernels need it; the same array if it already is."""
+    """Return ``values`` contiguous and aligned, as the kernels need it. Copies only if necessary."""
     column = np.ascontiguousarray(values, dtype)
     return column if column.flags.aligned else column.copy()
 

@@ -30,8 +30,8 @@ class BatchState:
     """One batch of one source. Number 0 is the open stream, which takes any root and is never settled.
 
     ``seen``: bit map (uint64) of the initialised numbers. ``covered``: bit map of the numbers that a read task covered.
-    ``slots``: uint64[16], bit map of the slots on this server. ``roots``: how many of its numbers have a root in these
-    slots. ``inits``: how many were initialised. ``idle_at``: the last time at which it had no pending root.
+    ``slots``: uint64[16], bit map of the slots on this server. ``roots``: how many numbers have a root in these slots.
+    ``inits``: how many numbers were initialised. ``idle_at``: the last time at which the batch had no pending root.
     """
 
     session: int
@@ -126,7 +126,7 @@ class BatchState:
 
     @property
     def longest_ms(self) -> int:
-        """The longer of its two timeouts; 0 if it has none."""
+        """The longer of the batch's two timeouts; 0 if both are off."""
         return max(self.limits.message_timeout_ms, self.limits.progress_timeout_ms)
 
     def busy_s(self, now: float) -> float:
@@ -151,7 +151,7 @@ class BatchState:
 
     @classmethod
     def load(cls, session: int, content: dict[str, Any], seen: Column, covered: Column, now: float) -> BatchState:
-        """Restore what `dump` returned, with the maps."""
+        """Restore a batch from the result of `dump` and its two maps."""
         return cls(
             session,
             content["number"],
@@ -214,7 +214,7 @@ def count_roots(request: OpenBatch) -> int:
 
 
 def roots_within(request: OpenBatch, slots: Column) -> int:
-    """Count the roots of a batch in ``slots``, a bit map; looks at each of its numbers."""
+    """Count the roots of a batch in ``slots``, a bit map; looks at each number of the batch."""
     return int(kernels.count_within(request.first, request.up_to, slots))
 
 

@@ -298,7 +298,8 @@ def apply_inits(
     keys, vals, starts, slots, fresh, section, sections, directory, pending, index,
     held, lifetime, seen, first, tick, out_roots, out_info, counters,
 ):  # fmt: skip
-    """Apply inits to batch index ``index``: those of sections ``section`` to ``sections - 1`` that are in ``fresh``.
+    """Apply the inits of sections ``section`` to ``sections - 1`` whose slots are in ``fresh``, for batch index
+    ``index``.
 
     ``seen``: bit map (uint64) of the batch's numbers that were initialised before; empty for the open stream. If a root
     is pending in another batch, the init ends the root in both batches, so an entry may have two outcomes. Returns
@@ -385,7 +386,7 @@ def apply_updates(
     keys, vals, kinds, reasons, starts, slots, fresh, section, sections, directory, pending,
     lifetime, orphan_room, tick, out_roots, out_info, tombstones, counters,
 ):  # fmt: skip
-    """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` that are in ``fresh``.
+    """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` whose slots are in ``fresh``.
 
     ``kinds`` empty: all ACK. The reason of an outcome is the entry's value in ``reasons``, plus one. At most
     ``orphan_room`` orphans are created in all, which live for ``lifetime`` ticks. ``tombstones`` gets the

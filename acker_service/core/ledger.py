@@ -79,9 +79,10 @@ class LedgerOutcomes:
 
 @dataclass(slots=True)
 class Effect:
-    """The numbers of entries that one call changed. ``created``: inits that counted. ``known``: inits that were known.
-    ``conflicts``: inits, among those created, whose root was pending in another batch: the root ended in both batches.
-    ``dropped``: updates of unknown roots without room. ``applied``: all entries."""
+    """The numbers of entries that one call changed. ``created``: inits that counted. ``known``: inits that changed
+    nothing, as their root was initialised before. ``conflicts``: created inits whose root was pending in another batch,
+    so that the root ended in both batches. ``dropped``: updates of unknown roots without room. ``applied``: all
+    entries."""
 
     created: int = 0
     known: int = 0
@@ -91,7 +92,7 @@ class Effect:
 
 
 class Ledger:
-    """``orphans_max``: most entries without an init that are kept. Module ``orphans`` says why that is safe."""
+    """``orphans_max``: how many entries without an init are kept at most. Module ``orphans`` says why that is safe."""
 
     def __init__(self, orphans_max: int) -> None:
         self.orphans, self.orphans_max = 0, orphans_max
@@ -169,7 +170,8 @@ class Ledger:
         orphan_ticks: int,
         tick: int,
     ) -> tuple[Effect, Array]:
-        """Apply the updates in the slots of ``fresh`` (uint64[16]). Read `outcomes` next. Its reasons are ids plus one.
+        """Apply the updates in the slots of ``fresh`` (uint64[16]). Read `outcomes` next. The reasons in them are ids
+        plus one.
 
         Also returns int32[t], the positions of entries that became tombstones. The caller must call `set_reasons` for
         them.

@@ -120,15 +120,15 @@ class Seen:
         return replace(self, expected=tuple(Away(member, until_ms) for member in expected.values()))
 
     def still_expecting(self, known: Collection[str], now_ms: int) -> tuple[Away, ...]:
-        """Return the ``expected`` servers that have time left and have not left: their ids are in ``known``."""
+        """Return the ``expected`` servers whose time is not up and whose ids are in ``known``: the others have left."""
         return tuple(each for each in self.expected if str(each.member.id) in known and each.until_ms > now_ms)
 
     def listed(self, now_ms: int) -> tuple[ListedMember, ...]:
         """Return the members at ``now_ms``, Unix time, ascending by id.
 
         If several nodes have one id, the latest state of the server counts. A draining node overrides the registration
-        of the same process. A registration overrides an away node, and the draining node of another process. An
-        expected server is overridden by each of them, and by any server at its address.
+        of the same process. A registration overrides an away node, and the draining node of another process. Each of
+        these nodes overrides an expected server, and so does any server at its address.
         """
         addresses = {server.address for server in self.serving + self.draining}
         absent = [each for each in self.expected if each.member.address not in addresses]
@@ -219,7 +219,7 @@ def ensemble_of(config: bytes) -> int:
 def next_ensemble(known: int, now_ms: int) -> int:
     """Return the incarnation for an ensemble that has lost its data, above ``known`` (0 for none).
 
-    ``now_ms``, Unix time, makes it larger than incarnations that this server has never seen.
+    ``now_ms``, Unix time, makes the result larger than incarnations that this server has never seen.
     """
     return max(known + 1, now_ms)
 

@@ -2,8 +2,8 @@
 
 The number of orphans is bounded. The more there are, the shorter they live; above the bound, acks of unknown roots are
 dropped and counted. Dropping an ack is safe. It can stall a tree, and then the record is replayed. It can never make a
-tree look done: an update holds a record's own edge and its children's edges, and the edges that it would have cancelled
-stay in the ack val.
+tree look done: an update holds a record's own edge and its children's edges, and the edges that the dropped update
+would have cancelled stay in the ack val.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PRESSURE = ((0.9, 64), (0.75, 16), (0.5, 4))
 
 
 class Orphans:
-    """The orphans of one ledger. ``timeout_s``: how long one may wait while there are few of them."""
+    """The orphans of one ledger. ``timeout_s``: how long an orphan may wait while there are few orphans."""
 
     def __init__(self, ledger: Ledger, timeout_s: float) -> None:
         self.timeout_s = timeout_s

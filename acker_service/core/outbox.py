@@ -20,7 +20,7 @@ from acker_service.core.reasons import truncated
 Array = npt.NDArray[Any]
 
 CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
-# Reasons are text from clients, so their number and size in a chunk are bounded. Sizes are those on the wire. The head
+# Reasons are text from clients, so their number and size in a chunk are bounded. Sizes are sizes on the wire. The head
 # of a reason is its protobuf tag and length.
 REASONS_MAX = 4096
 REASONS_BYTES = 1 << 19
@@ -63,7 +63,7 @@ class Chunk:
         return self._reason_ids[: self.count]
 
     def append(self, roots: Column, verdicts: Kinds | int, reasons: Array | int) -> None:
-        """Append outcomes; there must be room. ``reasons``: ids from `reason_id`, uint32[n] or one for all."""
+        """Append outcomes; there must be room. ``reasons``: ids from `reason_id`, uint32[n] or one id for all."""
         start, stop = self.count, self.count + len(roots)
         if stop > len(self._roots):
             self._grow(stop)

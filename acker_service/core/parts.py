@@ -30,7 +30,7 @@ PARTS = {
 
 
 def next_part(name: str, parts: Iterator[StatePart]) -> dict[str, Array]:
-    """Return the columns of the next part. Raises ValueError unless it is ``name`` with its columns."""
+    """Return the columns of the next part. Raises ValueError if another part comes, or its columns are wrong."""
     found, columns = next(parts, ("nothing", {}))
     if found != name:
         raise ValueError(f"expected part {name}, found {found}")

@@ -32,7 +32,8 @@ class Reasons:
         return not self._free
 
     def id_of(self, text: str) -> int:
-        """Return the id of a text, truncated to REASON_BYTES. Adds a new text. The id of `LOST` if there is no room."""
+        """Return the id of a text, truncated to REASON_BYTES. Adds a new text. Returns the id of `LOST` if there is no
+        room."""
         if not text:
             return 0
         text = truncated(text)

@@ -87,7 +87,8 @@ class Shard:
     # -- batches
 
     def open_batch(self, request: OpenBatch, now: float) -> OpenBatchReply:
-        """Open a batch and reserve its room, or add slots to an open batch. A repeated request is APPLIED again."""
+        """Open a batch and reserve its room, or add slots to an open batch. The answer to a repeated request is APPLIED
+        again."""
         state = self._state
         state.advance_time(now)
         source = state.sources.get(request.session)
@@ -237,7 +238,7 @@ class Shard:
         )
 
     def pins(self, request: Pins) -> PinsReply:
-        """Return the pins of a source: the bytes in its last Watch that had some."""
+        """Return the pins of a source: the bytes from its last Watch that had pins."""
         source = self._state.sources.get(request.session)
         if source is None:
             return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, "no source has this session on this server")
@@ -252,7 +253,7 @@ class Shard:
 
     @property
     def left(self) -> str:
-        """Describe what a draining server still has to finish; "" when it may end."""
+        """Describe what a draining server still has to finish; "" when the server may end."""
         stats = self.stats
         counts = {
             "open batches": stats.open_batches,

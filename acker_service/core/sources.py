@@ -28,7 +28,7 @@ NAME_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class SettleAnswer:
-    """How a batch was settled, and what Settle answered: the outbox cursor then, and its number of outcomes."""
+    """How a batch was settled, and the answer: the outbox cursor at that time, and the batch's number of outcomes."""
 
     settlement: Settlement
     cursor: int
@@ -118,7 +118,7 @@ class SourceState:
 
     @classmethod
     def load(cls, content: dict[str, Any], now: float) -> SourceState:
-        """Restore what `dump` returned, without batches and outcomes."""
+        """Restore a source from the result of `dump`, without batches and outcomes."""
         lease_s = content["lease_s"]
         # The lease starts again, since the source could not renew it while no server ran.
         source = cls(content["name"], content["session"], now + lease_s, content["generation"], lease_s)

@@ -190,7 +190,7 @@ class State:
         yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
 
     def load(self, dumped: Iterable[StatePart]) -> None:
-        """Fill this state, which must be empty. Dumped times are relative to its ``now``.
+        """Fill this state, which must be empty. Dumped times are relative to the ``now`` of this state.
 
         Raises ValueError if the dump is incomplete.
         """
@@ -257,7 +257,7 @@ class State:
         }
 
     def _check_owners(self) -> None:
-        """Raise ValueError if a pending root has no batch, or a source no open stream. Sets ``room.pending``."""
+        """Raise ValueError if a pending root has no batch, or a source has no open stream. Sets ``room.pending``."""
         owned = [batch.index for batch in self.indexes]
         self.room.pending = int(self.ledger.pending.sum())
         if int(self.ledger.pending[owned].sum()) != self.room.pending:

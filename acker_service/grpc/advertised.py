@@ -1,7 +1,7 @@
 """Advertised: checks that the address given to clients leads to this server.
 
-Decides what it means if another server or none answers at the address. One Hello is enough, because only this process
-answers with its incarnation. The caller decides whether the server starts in spite of a failed check.
+Decides what it means if another server or no server answers at the address. One Hello is enough, because only this
+process answers with its incarnation. The caller decides whether the server starts in spite of a failed check.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 PING_INTERVAL_MIN_MS = 10_000
 
-# A connection without a complete HTTP/2 handshake by then is closed.
+# A connection without a complete HTTP/2 handshake is closed after this time.
 HANDSHAKE_MS = 10_000
 
 
@@ -43,7 +43,7 @@ def _settings(options: Config) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         # A port in use must be an error, since two servers on one port would each get half of the calls.
         ("grpc.so_reuseport", 0),
-        # Bound the calls per connection, and so the threads and memory it uses, and the number of connections.
+        # Bound the number of connections, and the calls per connection (and so its threads and memory).
         ("grpc.max_concurrent_streams", options.max_calls_per_connection),
         ("grpc.max_allowed_incoming_connections", options.max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),

@@ -45,7 +45,8 @@ SERVICE = "acker.v1.Acker"
 
 log = Log("acker.servicer")
 
-# Called with the method, gRPC's status, the acker's status (gRPC's if there is no message), and the seconds it took.
+# Called with the method, gRPC's status, the acker's status (gRPC's without a message), and the seconds that the call
+# took.
 Observe = Callable[[str, str, str, float], None]
 Answer = tuple[Status, bytes]
 _Call = Callable[[bytes, OnEnd], Answer]
@@ -75,8 +76,9 @@ class Servicer:
         reporters: Workers,
         others: Workers,
     ) -> None:
-        """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer these calls. ``epoch``
-        returns the epoch of the view, for every reply. ``reporters`` answer Apply, ``others`` all other calls."""
+        """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer the calls of these names.
+        ``epoch`` returns the epoch of the view, for every reply. ``reporters`` answer Apply, ``others`` all other
+        calls."""
         self._shared = shared
         self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values

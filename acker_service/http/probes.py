@@ -1,6 +1,7 @@
 """Probes: whether a server is live, and whether it is ready for calls.
 
-Decides when a server is stuck, and why it should get no calls now. Both HTTP and gRPC ask it. Never stops a server.
+Decides when a server is stuck, and why it should get no calls now. The HTTP pages and the gRPC health service ask this
+module. Never stops a server.
 """
 
 from __future__ import annotations

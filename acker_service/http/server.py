@@ -44,7 +44,7 @@ ACCEPT_PAUSE_S = 0.5
 POLL_S = 0.05
 # How long a stop waits for answers that are being sent.
 SEND_S = 1.0
-# How long a new connection waits until the one that it replaces is closed.
+# How long a new connection waits until the connection that it replaces is closed.
 CLOSE_S = 5.0
 
 METHODS = ("GET", "HEAD")
@@ -203,7 +203,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         # An OSError means that the client has gone or was disconnected, which is no fault of this server.
         if not isinstance(sys.exception(), OSError):
-            log.exception("http_failed")  # noqa: LOG004  # socketserver calls this while it handles one
+            log.exception("http_failed")  # noqa: LOG004  # socketserver calls this while it handles an exception
 
     def _disconnect_oldest(self) -> None:
         with self._lock:

@@ -33,11 +33,11 @@ class Log:
 
     def exception(self, event: str, **fields: object) -> None:
         """Like :meth:`error`, with the traceback of the exception that is being handled."""
-        self._logger.exception(event, extra={_FIELDS: fields})  # noqa: LOG004  # its callers are handling one
+        self._logger.exception(event, extra={_FIELDS: fields})  # noqa: LOG004  # its callers are handling an exception
 
 
 class RateLimit:
-    """Limits log lines that callers of the server can cause: one per key in ``every_s``. Counts the suppressed ones.
+    """Limits log lines that callers of the server can cause: one per key in ``every_s``. Counts the suppressed lines.
 
     It tracks at most ``keys_max`` keys. Further keys share one limit, so the total number of lines is bounded.
     """
@@ -48,7 +48,8 @@ class RateLimit:
         self._keys: dict[Hashable, tuple[float, int]] = {}
 
     def admit(self, key: Hashable) -> int | None:
-        """Return how many lines were suppressed since the last one of this key; None if this one must be suppressed."""
+        """Return how many lines were suppressed since the last one of this key; None if this line must be
+        suppressed."""
         with self._lock:
             now = self._clock()
             if key not in self._keys and len(self._keys) >= self._keys_max:

@@ -3,8 +3,8 @@
 gRPC reads the request of a call in the thread that answers it, so a sender that stops in the middle of a message blocks
 a thread. While other calls wait, an extra thread stands in for such a thread, up to a bound. A request must arrive
 within ``receive_s``. Once the bound is reached, the oldest incomplete request is cancelled even earlier, though not
-before ARRIVE_MIN_S. So senders of half messages do not block senders of whole ones. Does not import gRPC: the function
-that cancels a call is a parameter.
+before ARRIVE_MIN_S. So senders of half messages do not block senders of whole messages. Does not import gRPC: the
+function that cancels a call is a parameter.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Workers(ThreadPoolExecutor):
                 future.set_result(run())
             except BaseException as error:  # noqa: BLE001  # goes to the caller that reads the result
                 future.set_exception(error)
-            # A thread that waits for its next task must not keep the objects of the last one alive.
+            # A thread that waits for its next task must not keep the objects of the last task alive.
             del future, run, task
 
     def _next_task(self, is_new: bool) -> tuple[Future[Any], Callable[[], Any]] | None:

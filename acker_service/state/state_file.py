@@ -46,7 +46,8 @@ class StateError(Exception):
 
 
 class StateDir:
-    """A directory that holds the state of one server: ``acker.state`` while no server runs, a lock while one does."""
+    """A directory that holds the state of one server: ``acker.state`` while no server runs, a lock while a server
+    runs."""
 
     def __init__(self, path: str) -> None:
         """Create and lock the directory. Raises :class:`StateError` if another server uses it or it is not writable."""

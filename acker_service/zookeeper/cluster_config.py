@@ -1,4 +1,5 @@
-"""ClusterConfig: the node `config`, which says whose chroot this is, and names the incarnation of the ensemble.
+"""ClusterConfig: the node `config`, which says which cluster the chroot belongs to, and names the incarnation of the
+ensemble.
 
 Decides whether this server belongs to the cluster of a chroot, when a chroot is new, and when the ensemble has lost
 data and so begins a later incarnation. Never touches nodes of servers, apart from the folders that hold them.
@@ -36,7 +37,7 @@ class ClusterConfig:
         return bool(self._nodes.get("/config")[0] == self._accepted)
 
     def agree(self, *, is_due: bool) -> bool:
-        """Check that the chroot belongs to this server's cluster, and create its nodes if it belongs to none.
+        """Check that the chroot belongs to this server's cluster, and create the nodes if it belongs to no cluster.
 
         If the chroot is empty, or has another `config` whose ensemble is not later, ZooKeeper has lost data of this
         cluster. The cluster then continues in a later incarnation of the ensemble. Returns whether the ensemble has

@@ -22,7 +22,7 @@ __all__ = ["FAILURES", "BadVersionError", "NoAuthError", "NodeExistsError", "Nod
 
 # The timeout of one operation.
 ANSWER_S = 5.0
-# The version of a node that may have any.
+# Stands for any version of a node.
 ANY = -1
 
 FAILURES = (KazooException, KazooTimeoutError)
@@ -53,8 +53,8 @@ class ZooKeeper:
 class Nodes:
     """Nodes under a chroot. Each operation has a timeout and raises kazoo's exceptions.
 
-    ``on_connected``: called in kazoo's threads when the connection comes (True) or goes. ``wake``: called there when a
-    watched node changes.
+    ``on_connected``: called in kazoo's threads when the connection comes (True) or goes. ``wake``: called in the same
+    threads when a watched node changes.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Nodes:
             self._client.delete_async(self._root + path, version).get(timeout=self.answer_s)
 
     def replace(self, path: str, content: bytes, version: int) -> None:
-        """Set a node if it has this version. Raises BadVersionError if it has another."""
+        """Set a node if it has this version. Raises BadVersionError if it has another version."""
         self._client.set_async(self._root + path, content, version).get(timeout=self.answer_s)
 
     def sync(self) -> None:
@@ -146,8 +146,9 @@ class Nodes:
     def _on_kazoo_state(self, state: str) -> None:
         """Forget the last zxid before kazoo reconnects.
 
-        An ensemble that has lost its data never accepts a client that has seen a later zxid, nor does it tell it that
-        its session is over. Because of the reset, the caller must :meth:`sync` before it reads over a new connection.
+        An ensemble that has lost its data never accepts a client that has seen a later zxid, and does not tell the
+        client that its session is over. Because of the reset, the caller must :meth:`sync` before it reads over a new
+        connection.
         """
         if state != KazooState.CONNECTED:
             self._client.last_zxid = 0

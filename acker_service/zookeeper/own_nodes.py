@@ -1,4 +1,4 @@
-"""OwnNodes: the nodes of this server, which is one of several.
+"""OwnNodes: the nodes in ZooKeeper that belong to this server.
 
 Decides when a server may create its node: no other process may have its id or its address. Never waits or
 retries: ``registry`` decides when each method runs, and what it means that another process has the id.
@@ -23,12 +23,13 @@ class OwnNodes:
         if found is not None and self._is_own(found[0]):
             if found[1].ephemeralOwner == self._nodes.session:
                 return
-            # The node is of an earlier session of this process.
+            # The node belongs to an earlier session of this process.
             self._nodes.delete(self._path("ids"))
         self._check_rivals()
         self._nodes.create(self._path("ids"), self._server.dump(), ephemeral=True)
         try:
-            # Two servers that register at once may have missed each other. The first one has the lower zxid and stays.
+            # Two servers that register at once may have missed each other. The first server has the lower zxid and
+            # stays.
             self._check_rivals(before=self._nodes.get(self._path("ids"))[1].czxid)
         except Rival:
             self._nodes.delete(self._path("ids"))
@@ -38,7 +39,7 @@ class OwnNodes:
         self.write_known()
 
     def _check_rivals(self, before: float = float("inf")) -> None:
-        """Raise :class:`Rival` if another server, created before that zxid, has this one's id or address."""
+        """Raise :class:`Rival` if another server's node, created before that zxid, has this server's id or address."""
         for folder in ("ids", "draining"):
             found = self._nodes.contents(f"/servers/{folder}")
             servers, _ = members.loaded(
@@ -49,7 +50,7 @@ class OwnNodes:
                 raise Rival(members.refusal(self._server, other), members.may_be_dead(self._server, other))
 
     def list_as_draining(self) -> None:
-        """Create this server's node in draining if it is missing, and then delete the one in ids."""
+        """Create this server's node in draining if it is missing, and then delete its node in ids."""
         if self._nodes.find(self._path("draining")) is None:
             self._nodes.create(self._path("draining"), self._server.dump(), ephemeral=True)
         found = self._nodes.find(self._path("ids"))
@@ -61,7 +62,7 @@ class OwnNodes:
         self._nodes.put(self._path("known"), self._server.dump())
 
     def remove(self, away: Away | None) -> None:
-        """Delete this server's nodes. ``away``: it will be back with its state, so list it as away first."""
+        """Delete this server's nodes. ``away``: the server will be back with its state, so list it as away first."""
         if away is not None:
             self._nodes.put(self._path("away"), away.dump())
         self._nodes.delete(self._path("known"))
@@ -82,7 +83,7 @@ class OwnNodes:
 
 
 class Rival(Exception):
-    """Another server has this one's id or address; the text is for the user."""
+    """Another server has this server's id or address; the text is for the user."""
 
     def __init__(self, sentence: str, may_be_dead: bool) -> None:
         super().__init__(sentence)

@@ -2,7 +2,7 @@
 
 Decides when a server registers, waits, gives up and registers again, and which missing servers are expected back. Once
 the server runs, only one thread talks to ZooKeeper. Callers get the view that was read last, so a slow or absent
-ZooKeeper never delays a call. ``core.members`` decides the content of nodes and what it means, ``own_nodes`` writes
+ZooKeeper never delays a call. ``core.members`` decides the content of nodes and its meaning, ``own_nodes`` writes
 this server's nodes, and ``cluster_config`` the `config`.
 """
 
@@ -31,7 +31,7 @@ RETRY_S = 0.5
 MARGIN_S = 5.0
 # The timeout of one operation during a stop. If it fails, the nodes go when the session ends.
 LEAVE_S = 2.0
-# An away node is removed only so long after its time, since another clock has set that time.
+# An away node is removed only this long after its time is up, since another machine's clock has set that time.
 SKEW_MS = 60_000
 
 log = Log("acker.registry")
@@ -40,7 +40,7 @@ log = Log("acker.registry")
 class Registry:
     """One server's registration. Call :meth:`register`, :meth:`leave` and :meth:`close` once each.
 
-    ``on_taken`` is called once, in its own thread, if another server takes this one's id after a lost session.
+    ``on_taken`` is called once, in its own thread, if another server takes this server's id after a lost session.
     """
 
     def __init__(self, zookeeper: ZooKeeper, server: Registered, on_taken: Callable[[], object] = lambda: None) -> None:
@@ -184,8 +184,8 @@ class Registry:
             log.warning("ensemble_lost_data", **self._epoch_fields, ensemble_now=self._config.ensemble)
 
     def _restore_nodes(self) -> None:
-        """Create nodes again that the ensemble has lost: the nodes of away members, which cannot do so themselves, and
-        the nodes of expected servers."""
+        """Create nodes again that the ensemble has lost: the nodes of away members, which cannot create them
+        themselves, and the nodes of expected servers."""
         nodes, seen = self._nodes, self._seen
         present = {id for folder in ("ids", "draining", "away") for id in nodes.children(f"/servers/{folder}")[0]}
         lost = [("away", each.member.id, each.dump()) for each in seen.away if each.until_ms > _now_ms()]
@@ -198,7 +198,7 @@ class Registry:
     # -- registration
 
     def _keep_registered(self) -> None:
-        """Create what is missing of this server's nodes, in ids or in draining."""
+        """Create this server's missing nodes, in ids or in draining."""
         if self._is_taken:
             return
         if not self._is_draining:
@@ -247,7 +247,7 @@ class Registry:
             nodes.delete(f"/servers/away/{id}")
 
     def _expect(self, servers: Sequence[Registered]) -> None:
-        """List these as away for the time of a session, unless they register."""
+        """List ``servers`` as away for the time of a session, unless they register."""
         self._seen = self._seen.expecting(servers, _now_ms() + int(self._zookeeper.session_s * 1000))
 
     def _expect_all(self) -> None:
@@ -256,9 +256,10 @@ class Registry:
         self._expect(self._seen.serving + self._seen.draining)
 
     def _keep_known(self, known: Sequence[str]) -> None:
-        """Delete the nodes in known of servers that are no longer listed, and write this server's own if it is missing.
+        """Delete the nodes in known of servers that are no longer listed, and write this server's own node if it is
+        missing.
 
-        Another server may delete that node while this one registers.
+        Another server may delete that node while this server registers.
         """
         listed = {str(each.member.id) for each in self._listed}
         for id in set(known) - listed:
@@ -352,7 +353,8 @@ class Registry:
         self._woken.set()
 
     def _pause_s(self) -> float | None:
-        """Return how long the thread may wait until the view changes by itself, and a moment more; None: for ever."""
+        """Return the seconds until the view changes by itself, and a moment more; None if it does not change by
+        itself."""
         change_ms = self._seen.next_change_ms(_now_ms())
         return None if change_ms is None else change_ms / 1000 + 0.05
 

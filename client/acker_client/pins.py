@@ -1,8 +1,9 @@
 """Pins: where the roots of batches live, and which part of a report goes to which member. Pure.
 
 ``acker_protocol.placement`` decides the placement. A pin is the placement of one batch, decided when the batch was
-opened, and it travels to every process that works on the batch. Each replica of a slot gets the whole section of that
-slot. If a report has roots of several batches, a member gets only the roots of batches that it holds in that slot.
+opened, and it travels to every process that works on the batch. If a report has roots of one batch, each replica of a
+slot gets the whole section of that slot. If it has roots of several batches, a member gets only the roots of batches
+that it holds in that slot.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class NowhereToSend(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Says that the roots ``mix64(first + i)``, i below ``up_to``, of a batch live on ``placement``. Picklable."""
+    """The placement of one batch. Its roots are ``mix64(first + i)`` for each i below ``up_to``. Picklable."""
 
     session: int
     batch: int
@@ -82,8 +83,8 @@ def _pin(content: dict[str, Any]) -> Pin:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a report that one member gets. ``held``: bool[pins, 1024], for each pin of the report the
-    slots whose sections it gets. ``pins``: the pins with such a slot."""
+    """The part of a report that one member gets. ``held: bool[pins, 1024]``: for each pin of the report, whether the
+    member gets the section of a slot. ``pins``: the pins that have such a slot."""
 
     member: Member
     entries: Entries
@@ -94,8 +95,8 @@ class Share:
 def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) -> list[Share]:
     """Return the share of each member. Leaves out members without a section, unless ``inits`` has covered numbers.
 
-    Raises :class:`NowhereToSend` if there is no pin. Roots that are in no pin go to the members of all pins: their
-    batch is unknown, and they do no harm to a member that does not hold it.
+    Raises :class:`NowhereToSend` if there is no pin. Roots that are in no pin go to the members of all pins,
+    because the batch of these roots is unknown. A member that does not hold the batch is not harmed.
     """
     pins = pins_for(pins, inits)
     servers = _servers(pins)
@@ -146,7 +147,7 @@ def _of_pins(pins: Sequence[Pin], root_ids: Column) -> list[Mask | None]:
 
 
 def parted(pins: Sequence[Pin], root_ids: Column) -> npt.NDArray[np.int64]:
-    """Return the index of the pin that has each of ``root_ids: uint64[n]``; -1 for none. Pins must not overlap."""
+    """Return for each of ``root_ids: uint64[n]`` the index of its pin, or -1. Pins must not overlap."""
     if not pins:
         return np.full(len(root_ids), -1, np.int64)
     firsts, counts = (np.array([getattr(pin, name) for pin in pins], np.uint64) for name in ("first", "up_to"))
@@ -159,8 +160,8 @@ def parted(pins: Sequence[Pin], root_ids: Column) -> npt.NDArray[np.int64]:
 
 
 def _servers(pins: Sequence[Pin]) -> list[list[Member]]:
-    """Return the members of ``pins``, grouped by server, since a server takes a section of a report only once. The
-    member of the newest pin is first in its group."""
+    """Return the members of ``pins``, grouped by server. Pins may name one server with several generations or
+    addresses, but it takes a section of a report only once. The member of the newest pin is first in its group."""
     if len(pins) == 1:
         return [[member] for member in pins[0].placement.members]
     servers: list[list[Member]] = []
@@ -174,8 +175,8 @@ def _servers(pins: Sequence[Pin]) -> list[list[Member]]:
 
 
 def same_server(one: Member, members: Sequence[Member]) -> list[int]:
-    """Return the indices of the ``members`` that are the same server as ``one``, which moved with its state or came
-    back without it."""
+    """Return the indices of the ``members`` that are the same server as ``one``. The server may have moved to another
+    address with its state, or come back at its address without its state."""
     return [
         index
         for index, other in enumerate(members)

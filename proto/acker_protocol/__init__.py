@@ -1,4 +1,4 @@
-"""What client and server must agree on: ids, placement, reports, messages and the wire.
+"""The agreement between client and server: ids, placement, reports, messages and the wire.
 
 Import the modules; this package re-exports nothing.
 """

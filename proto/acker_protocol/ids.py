@@ -67,7 +67,7 @@ def mix64_column(values: Column) -> Column:
 
 
 def _by_blocks(change: Callable[[Column, Column, Column], None], values: Column) -> Column:
-    """Return what ``change(values, changed, shifted)`` writes into ``changed``. ``shifted`` is scratch space.
+    """Return the array ``changed`` that ``change(values, changed, shifted)`` fills. ``shifted`` is scratch space.
 
     Works block by block, so that the passes of ``change`` hit the cache: four times as fast for a million values.
     """

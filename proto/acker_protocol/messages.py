@@ -1,4 +1,4 @@
-"""Messages: the messages of acker.proto as plain values, with the names that they have there.
+"""Messages: the messages of acker.proto as plain values, under the same names.
 
 Independent of protobuf (``wire`` translates), sockets and clocks. Columns are numpy arrays and may be read-only views,
 so never write into a message.
@@ -168,8 +168,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
-    """``id``, ``generation``: those of the server as a member. ``epoch``, here and in every reply: the epoch of the
-    server's view, or 0 if the server knows of no other server."""
+    """``id``, ``generation``: these identify the server as a member. ``epoch``, here and in every reply: the epoch of
+    the server's view, or 0 if the server knows of no other server."""
 
     protocol_version: int
     server_version: str
@@ -225,8 +225,8 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class SettleReply:
-    """``cursor``: every outcome of the batch is at or below it. ``roots``: the number of these outcomes, unread roots
-    included."""
+    """``cursor``: the outcomes of the batch are at or below this cursor. ``roots``: the number of these outcomes,
+    unread roots included."""
 
     incarnation: int
     status: Status
@@ -238,7 +238,7 @@ class SettleReply:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Open a source or renew its lease, confirm outcomes up to ``confirmed``, and ask for those after it.
+    """Open a source or renew its lease, confirm outcomes up to ``confirmed``, and ask for later outcomes.
 
     ``max_outcomes``: 0 for no limit. ``pins``: which servers hold the source's roots. The server stores the bytes
     as they are and returns them for :class:`Pins`. Empty: no change.

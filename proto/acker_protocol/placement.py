@@ -164,7 +164,8 @@ def _by_id(ids: Seats) -> Seats:
 
 
 def _drawn(ids: Seats, session: int, number: int, spread: int) -> Seats:
-    """Return the member id of each seat, drawn for one batch: int64[spread]. A new member replaces at most one."""
+    """Return the member id of each seat, drawn for one batch: int64[spread]. A new member replaces at most one
+    member."""
     numbers = np.arange(spread, dtype=np.uint64)[:, None] * np.uint64(IDS) + ids.astype(np.uint64)
     numbers += np.uint64(number * IDS * SLOTS & MASK)
     draws = _mixed(_mixed(numbers) ^ np.uint64(session))
@@ -200,7 +201,8 @@ def _table(seats: int, replicas: int) -> Seats:
 def _move_slots(
     seat: int, held: list[list[int]], counts: list[int], order: list[int], bound: int, lacking: int
 ) -> None:
-    """Move ``lacking`` slots to ``seat``, in ``order``, each from its fullest seat if that is above ``bound``."""
+    """Move ``lacking`` slots to ``seat``, in ``order``. Takes a slot from its fullest seat, if that has over ``bound``
+    slots."""
     for slot in order:
         if lacking <= 0:
             return

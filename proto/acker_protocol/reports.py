@@ -58,7 +58,7 @@ def digest(entries: Entries) -> int:
 
 
 def malformed(entries: Entries, *, are_inits: bool) -> str:
-    """Return what is wrong with the columns of a message, in one sentence, or "".
+    """Return a sentence that says why the columns of a message are malformed; "" if they are valid.
 
     Does not check the order of roots: the ledger checks it while it hashes them.
     """
@@ -96,8 +96,8 @@ def pack(
 ) -> list[Apply]:
     """Cut a report into messages of about ``message_bytes`` at section boundaries.
 
-    Only the last message says what ``inits`` covers: send it after the others have been answered. A report without
-    entries becomes one message if it covers numbers, else no message.
+    Only the last message has the numbers that ``inits`` covers: send it after the others have been answered. A report
+    without entries becomes one message if it covers numbers, else no message.
     """
     total = digest(entries) if report_digest is None else report_digest
     parts = list(_cut_entries(entries, message_bytes))

@@ -42,7 +42,7 @@ class Malformed(ValueError):
 
 
 class _Stamped(Protocol):
-    """The fields of the epoch, which each protobuf reply has."""
+    """The fields of a protobuf reply that hold the epoch."""
 
     epoch: int
     ensemble: int
@@ -135,7 +135,8 @@ def _write_entries(wire: pb.ApplyRequest, entries: Entries) -> None:
 
 
 def _read_entries(wire: pb.ApplyRequest) -> Entries:
-    """Return the entries. Checks lengths, kinds, reasons and ranges; the ledger checks order and slots as it hashes."""
+    """Return the entries. Checks lengths, kinds, reasons and ranges. The server's ledger checks the order and slots of
+    the root ids later, when it hashes them."""
     root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
     kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
     entries = Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))

@@ -91,7 +91,7 @@ class Result:
 
 
 class Conductor:
-    """Runs one schedule. ``mutant``: name of the rule that clients break; "" for none."""
+    """Runs one schedule. ``mutant``: name of a patch in ``mutants`` that breaks the clients; "" for none."""
 
     def __init__(self, schedule: Schedule, folder: Path, zoo: Zoo, mutant: str = "") -> None:
         self._schedule = schedule
@@ -336,7 +336,7 @@ class Conductor:
             task.roots.append(Record(root, edge, tree, fails=False))
         if self._schedule.hands_on_early:
             self._hand_on(task)
-        # The init was sent before this moment at the latest.
+        # Upper bound: the init was sent before now.
         self._may_time_out_s = time.monotonic() + timeout_s
 
     def _hand_on(self, task: Task) -> None:

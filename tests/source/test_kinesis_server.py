@@ -1,4 +1,4 @@
-"""Kinesis through boto3 and a real socket, against moto's server, patched as ``kinesis_server`` says."""
+"""Kinesis through boto3 and a real socket. ``kinesis_server`` lists the patches that it applies to moto's server."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_a_group_that_was_left_can_be_joined_again(nodes: Any, zookeeper: str) -
         loaded = store.load_partitions(PARTITIONS)
         assert loaded == ({each: Committed(Ranges.below(stop)) for each in PARTITIONS} if stop else {})
         store.save({each: Committed(Ranges.below(stop + 1)) for each in PARTITIONS})
-        # A run closes the group before the store, too.
+        # As in a run, the group is closed before the store.
         group.close()
         store.close()
 

@@ -24,8 +24,9 @@ _WORD = re.compile("[A-Za-z_]{4,}")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """``rows``: record, word, category and count, a row for each different word of each record. ``digests``: uint64[n],
-    the sum of the digests of each record's rows. ``must_die``: bool[n], the poison and the lines that are not UTF-8."""
+    """``rows`` has the columns record, word, category and count, and a row for each different word of each record.
+    ``digests: uint64[records]`` holds the sum of the digests of each record's rows. ``must_die: bool[records]`` is true
+    for lines that have to become dead letters: they raise each time, or are not UTF-8."""
 
     rows: pd.DataFrame
     digests: npt.NDArray[np.uint64]

@@ -84,7 +84,8 @@ class DeadLettering:
     def write_queued(self, now_s: float) -> Failures:
         """Write a letter for each queued record, durably, then count it as done. Returns these records.
 
-        Raises ``SourceError`` when there is nowhere to write, ``TooManyDeadLetters`` when they are too large a share.
+        Raises ``SourceError`` if the source has no dead letters, and ``TooManyDeadLetters`` if too many records are
+        dead.
         """
         spent, self._queued = Failures.joined(self._queued), []
         if self._letters is None:
@@ -101,7 +102,8 @@ class DeadLettering:
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
         """Raise ``TooManyDeadLetters`` if dead letters are too large a share of the records of this and earlier runs.
 
-        These are the answered and the open records, so the caller has to count finished records in the parts first.
+        The sum of answered and open records is the number of all records. The caller has to retire finished records
+        first, so that the sum contains them once.
         """
         share_max, counts = self._options.max_dead_share, self._in_flight.counts
         answered = sum(self._lookup.parts.answered.values(), Answered())

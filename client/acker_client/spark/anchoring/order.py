@@ -25,7 +25,8 @@ def in_order(rows: Rows) -> Rows:
 
 def _order(rows: Rows) -> Positions:
     roots, edges = _first_anchors(rows.anchors)
-    # An edge belongs to one row. Rows without an edge are interchangeable if their values are equal.
+    # The keys leave no tie that matters: two rows never share an edge, and rows without an edge tie only if their
+    # values are equal.
     is_tracked = roots.all()
     edges = edges if is_tracked else np.where(roots != 0, edges, digest_rows(rows.data.columns, len(rows)))
     return np.lexsort((edges, unmix64_column(roots)))
