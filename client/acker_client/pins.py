@@ -33,7 +33,7 @@ class NowhereToSend(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Says that the roots ``mix64(first + i)``, i below ``up_to``, of a batch live on ``placement``. Picklable."""
+    """Places a batch: its roots ``mix64(first + i)``, with i below ``up_to``, live on ``placement``. Picklable."""
 
     session: int
     batch: int
@@ -83,7 +83,7 @@ def _pin(content: dict[str, Any]) -> Pin:
 @dataclass(frozen=True, slots=True)
 class Share:
     """The part of a report that one member gets. ``held``: bool[pins, 1024], for each pin of the report the
-    slots whose sections it gets. ``pins``: the pins with such a slot."""
+    slots whose sections the member gets. ``pins``: the pins with at least one such slot."""
 
     member: Member
     entries: Entries
@@ -94,8 +94,8 @@ class Share:
 def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) -> list[Share]:
     """Return the share of each member. Leaves out members without a section, unless ``inits`` has covered numbers.
 
-    Raises :class:`NowhereToSend` if there is no pin. Roots that are in no pin go to the members of all pins: their
-    batch is unknown, and they do no harm to a member that does not hold it.
+    Raises :class:`NowhereToSend` if there is no pin. Roots that are in no pin go to the members of all pins, because
+    their batch is unknown. Such roots do no harm to a member that does not hold the batch.
     """
     pins = pins_for(pins, inits)
     servers = _servers(pins)
@@ -125,7 +125,7 @@ def pins_for(pins: Sequence[Pin], inits: InitScope | None) -> Pins:
     """Return the ``pins`` that a report concerns. A report with inits concerns only the batch of its inits."""
     if inits is None:
         return tuple(pins)
-    # If no pin has the batch, the servers refuse the report.
+    # If no pin has the batch, the report goes to all pins, and the servers refuse it.
     own = tuple(pin for pin in pins if (pin.session, pin.batch) == (inits.session, inits.batch))
     return own or tuple(pins)
 
