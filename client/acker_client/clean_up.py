@@ -1,7 +1,7 @@
 """Clean up: runs a list of steps when some work ends, also after an exception.
 
-Decides that all steps run even if one raises, and which exception is raised then: the first. Knows nothing of what the
-steps do.
+Decides that all steps run even if one raises, and that the first exception is the one to raise. Does not know the
+purpose of the steps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger("acker_client")
 
 
 class CleanUp(ExitStack):
-    """An ``ExitStack`` that keeps the first exception: a later one is logged instead of taking its place."""
+    """An ``ExitStack`` that raises the first exception, and logs later exceptions."""
 
     def add(self, step: Callable[[], object]) -> None:
-        """Run ``step`` at the end, before those that were added earlier."""
+        """Run ``step`` at the end, before the steps that were added earlier."""
         self.push(partial(_run, step))
 
 

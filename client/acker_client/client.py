@@ -1,9 +1,9 @@
 """AckerClient: the one object through which a program emits, acks, fails and waits.
 
-Decides what a process has of its own (session, buffer, source, channels) and the order in which buffered reports are
-sent. All calls are synchronous: a program that does several things at once brings its own threads. Constructing a
-client is free: each process makes its own parts when they are first needed. So a client may be made before a fork and
-used after it, in both processes.
+Decides which parts each process has for itself (session, buffer, source, channels) and the order in which buffered
+reports are sent. All calls are synchronous: a program that does several things at once brings its own threads.
+Constructing a client is free: each process makes its own parts when they are first needed. So a client may be made
+before a fork and used after it, in both processes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class AckerClient:
         """Start the tree of ``root``, which belongs to a batch of ``open_batch``, with these edges or with their XOR.
 
         This call and those below are buffered. If the buffer is full, a call flushes it first and raises what ``flush``
-        raises. A call that raises has not counted.
+        raises. A call that raises has not buffered its update.
         """
         state = self._with_room()
         state.source().check_root(batch, root)
@@ -184,7 +184,7 @@ class AckerClient:
         raises one of ``errors.RETRYABLE`` and keeps the unanswered updates: the next flush sends them again, under the
         same identity. With ``on_unreachable="continue"``, flush drops and counts the unanswered updates instead, unless
         that could cause a false ACK. It therefore keeps two kinds of updates: all updates for a source that this client
-        has joined, and fails without an edge for any source except its own. Raises :class:`Rejected` or
+        has joined, and fails without an edge for any source except this client's own. Raises :class:`Rejected` or
         :class:`UnknownBatch` when the server refuses a report for good: that report is dropped, and its roots time out.
         Updates of roots that this client cannot place stay in the buffer. :class:`UnknownSource` is raised for them
         after everything else was sent.
@@ -205,7 +205,7 @@ class AckerClient:
                     return
                 if isinstance(why, Unavailable) and patience.wait(LEARN_S):
                     continue
-                # A joined source runs in another process, and cannot learn that updates of it were dropped.
+                # A joined source runs in another process, and cannot learn that updates for its roots were dropped.
                 if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.joined:
                     raise why
                 why = state.seal(may_drop=True)
@@ -232,7 +232,7 @@ class AckerClient:
         *,
         may_leave: bool = False,
     ) -> ReportResult:
-        """``report`` for roots that live on the servers of ``pins``. Without pins, uses those that this client knows.
+        """``report`` for roots that live on the servers of ``pins``. Without pins, uses the pins of this client.
 
         ``may_leave``: go on without a server that does not answer while its replicas do. The caller then has to make
         the source leave out the servers in ``ReportResult.without`` (``leave_out``), as another attempt at the same
@@ -262,7 +262,7 @@ class AckerClient:
             if self.settings.on_unreachable == "fail":
                 raise
             state.go_on_without(error)
-            # These servers may have another attempt at the same work, so their outcomes of its roots must not count.
+            # These servers may have another attempt at this work, so their outcomes for its roots must not count.
             for member in replication.unanswered_members:
                 replication.drop_member(member, str(error))
         return state.add_to_totals(replication.result)
@@ -302,8 +302,9 @@ class AckerClient:
         return drawn
 
     def join(self, session: int) -> None:
-        """Make this client know the source of another process, so that it can ack and fail what is emitted there.
-        ``session``: the number that ``open_source`` returned there. Needed if there are several servers.
+        """Make this client know the source of another process, so that it can ack and fail the records of that
+        source. ``session``: the number that ``open_source`` returned in that process. Needed if there are several
+        servers.
 
         Raises :class:`UnknownSource` if no server knows the session.
         """
@@ -503,7 +504,7 @@ def shared_client(settings: Settings) -> AckerClient:
     key = (os.getpid(), settings)
     client = _CLIENTS.get(key)
     if client is None or client.is_closed:
-        # Clients of a parent process stay here untouched: closing their channels is not up to this process.
+        # Clients of a parent process stay here untouched, because this process must not close their channels.
         client = _CLIENTS[key] = AckerClient(settings)
     return client
 

@@ -1,7 +1,7 @@
 """Error text: shortens an error of Spark or its Python workers to one line.
 
-Decides which line: the exception of the user's own code if a Python worker raised one, else the first line of the JVM
-with its last cause. Pure: it only reads the text that Spark writes.
+Decides which line to show: the exception of the user's own code if a Python worker raised one, else the first line of
+the JVM with its last cause. Pure: it only reads the text that Spark writes.
 """
 
 from __future__ import annotations

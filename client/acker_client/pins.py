@@ -126,7 +126,7 @@ def pins_for(pins: Sequence[Pin], inits: InitScope | None) -> Pins:
     """Return the ``pins`` that a report concerns. A report with inits concerns only the batch of its inits."""
     if inits is None:
         return tuple(pins)
-    # If no pin has the batch, the servers refuse the report.
+    # If no pin has the batch, the report goes to all pins, and the servers refuse it.
     own = tuple(pin for pin in pins if (pin.session, pin.batch) == (inits.session, inits.batch))
     return own or tuple(pins)
 

@@ -37,8 +37,9 @@ class Settings:
     ``budget_s``: how long one flush, report, open or settle may take, retries included. ``call_timeout_s``: a call
     without an answer for this time counts as lost and is sent again. ``on_unreachable``: what to do with a report when
     its budget is spent. "fail" raises. "continue" counts it, logs once and goes on, which is safe and costs replays.
-    Some reports raise anyway, because their source could not notice the loss: reports for a source that the client has
-    joined, and reports with a fail without an edge. ``buffer_entries``: roots that a plain client folds before a flush.
+    For some reports the client raises anyway, because their source could not notice the loss: reports for a source that
+    the client has joined, and reports with a fail without an edge. ``buffer_entries``: roots that a plain client folds
+    before a flush.
 
     ``replicas``: number of servers that hold each root (None: two if there are two, else one). ``spread``: maximum
     number of servers that hold a batch. ``replica_wait_s``: how long to wait for one server while another answers.

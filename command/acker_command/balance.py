@@ -22,7 +22,7 @@ SESSION = 1
 @dataclass(frozen=True, slots=True)
 class Balance:
     """``slots``: the number of slots that each member holds, by its id, as the mean over several batches. ``batches``:
-    how many batches these are. It is 1 if all batches are placed alike."""
+    the number of these batches. It is 1 if all batches are placed alike."""
 
     replicas: int
     batches: int

@@ -16,7 +16,7 @@ from acker_protocol.messages import DrainReply, MemberState, ViewReply
 from acker_protocol.placement import IDS
 
 LOOK_S = 0.5
-# Shortest time between two lines about what is left.
+# Shortest time between two lines about the work that is left.
 SAY_S = 5.0
 # If no other server knows the members, a server that is silent for this long counts as gone.
 GONE_S = 3.0
@@ -96,7 +96,7 @@ def said(seen: Overview, member: SeenMember, reply: DrainReply, *, was_draining:
 
 
 def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
-    """Return once ``member`` has gone; print what is left from time to time."""
+    """Wait until ``member`` has gone. From time to time, print how much work it has left."""
     began_at = heard_at = monotonic()
     said_at = float("-inf")
     others = [each.address for each in seen.members if each is not member and each.is_answering]
@@ -106,7 +106,7 @@ def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
             break
         if timed is not None:
             heard_at, stats = timed
-            # Another process has taken its address, and was not asked to drain.
+            # Another process has taken the member's address, and was not asked to drain.
             if stats.incarnation != member.incarnation:
                 break
             if heard_at - said_at >= SAY_S:

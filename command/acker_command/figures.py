@@ -1,4 +1,4 @@
-"""Figures: the part of a server's Stats that ``acker status`` shows, and the rates between two of them. Pure.
+"""Figures: the part of a server's Stats that ``acker status`` shows, and the rates between two Stats. Pure.
 
 Decides the names of the metrics that are read.
 """
@@ -48,7 +48,7 @@ def figures(first: Timed | None, second: Timed) -> MemberFigures:
 
 
 def total(each: Iterable[MemberFigures]) -> MemberFigures:
-    """Return the sum over servers. A server without a rate is left out of it. A root with two replicas counts twice."""
+    """Return the sum over servers. Rates leave out servers without a rate. A root with two replicas counts twice."""
     them = tuple(each)
     counts: Mapping[str, int] = {name: sum(getattr(one, name) for one in them) for name in _GAUGES}
     return MemberFigures(

@@ -21,8 +21,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Selects letters of one ``source``, with a ``reason`` that contains this text in any case, that died at
-    ``since_s`` (Unix seconds) or later. None: any."""
+    """Selects letters of one ``source`` that died at ``since_s`` (Unix seconds) or later. ``reason``: text that the
+    reason of a letter contains, in upper or lower case. None: any."""
 
     source: str | None = None
     reason: str | None = None
@@ -38,7 +38,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """A group of letters: its ``name``, their number, when the first and the last of them died, and the last."""
+    """A group of letters: its name, their number, when the first and the last of them died, and the last as example."""
 
     name: str
     count: int

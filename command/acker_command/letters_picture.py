@@ -17,7 +17,7 @@ VALUE_WIDTH = 60
 
 
 def listed(letters: Sequence[DeadLetter], total: int, notes: Sequence[str], columns: int | None) -> RenderableType:
-    """Draw the first of ``total`` letters, one a line. ``columns``: the width of a terminal."""
+    """Draw the first of ``total`` letters, each on a line. ``columns``: the width of a terminal."""
     table = _table(columns, "n", "last (UTC)", "source", "record", "tries", "reason")
     for number, letter in enumerate(letters, 1):
         tries = str(letter.failed) + (f"+{letter.interrupted}" if letter.interrupted else "")

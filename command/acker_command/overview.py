@@ -41,7 +41,7 @@ class SeenMember:
 
     @property
     def condition(self) -> str:
-        """Its state in words."""
+        """The member's state in words."""
         if self.state is None:
             return "no answer"
         if self.state == MemberState.AWAY:
@@ -62,7 +62,7 @@ class SeenMember:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Members ascending by id, those without one last. ``epoch`` 0: no server knows of others. ``notes``: sentences."""
+    """Members, sorted by id, with unknown ids last. ``epoch`` 0: no server knows of others. ``notes``: sentences."""
 
     epoch: int
     members: tuple[SeenMember, ...]

@@ -40,7 +40,7 @@ def start_spark_before(session: pytest.Session, folder: Path) -> None:
 
 
 def _session() -> SparkSession:
-    # Workers import modules to unpickle: `tests.spark.faults`, and test modules under the bare names that pytest uses.
+    # Unpickling in a worker imports `tests.spark.faults`, and test modules under the bare names that pytest uses.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     LOCAL_DIR.mkdir(parents=True, exist_ok=True)
     # Each failed attempt of a task costs a Python worker, and two attempts show as much as Spark's default of four.
@@ -73,7 +73,8 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(autouse=True)
 def _active_session() -> Iterator[None]:
-    """Restore the active session after each test. Python has one for all threads, and a micro-batch leaves its own."""
+    """Restore the active session after each test. Python has one active session for all threads, and a micro-batch
+    leaves another."""
     before = SparkSession._activeSession
     yield
     if before is not None and SparkSession._instantiatedSession is not None:

@@ -100,7 +100,7 @@ class Callers:
 
     @property
     def has_noted_draining(self) -> bool:
-        """Whether some server has refused something new, and was not forgotten since."""
+        """Whether there is a note about some server that takes nothing new."""
         return bool(self._draining)
 
     def note_draining(self, address: str) -> None:

@@ -69,7 +69,7 @@ class Conversation:
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """``member``: the member to talk to. ``find`` returns its caller, and is called before each try."""
+        """``member``: the member to talk to. ``find`` returns the member's caller, and is called before each try."""
         self._member = member
         self._address = member.address
         self._registration = registration
@@ -79,8 +79,8 @@ class Conversation:
         self._lock = threading.Lock()
         # The generation of a registration, and the cursor of its last outcome that was counted.
         self._progress: tuple[int | None, int] = (None, 0)
-        # Maps the number of each batch to end there to the numbers that emissions have not drawn. The value is None if
-        # the server was left out of the batch, or did not open it.
+        # The batches to end on the server, by number. The value holds the numbers in the batch that no emission has
+        # drawn, or is None if the server was left out of the batch or did not open it.
         self._to_end: dict[int, InitScope | None] = {}
         self._running_poll: Future[Polled | None] | None = None
         self._poll_again_at = clock()
@@ -142,7 +142,7 @@ class Conversation:
             self._registration.publish(pins)
 
     def end_session(self, patience: Patience) -> None:
-        """End the source there: the server drops its roots."""
+        """End the source on the server, which drops the roots of the source."""
         with self._lock:
             request = self._registration.request(0.0, 1, close=True)
         self._caller.answer(_watch(request), patience)
@@ -152,7 +152,7 @@ class Conversation:
     def open_on_server(self, request: OpenBatch, patience: Patience) -> int | None:
         """Open a batch. Return the generation of the registration under which it is open."""
         # Without polls the lease may be about to run out. After a restart the server may have a newer registration than
-        # this client knows of, and a batch opened now would count as lost with the old one.
+        # this client knows of, and a batch opened now would be noted under the old one, and count as lost with it.
         is_known = self._caller.greeted(patience).hello.incarnation == self._known_to
         if not is_known or not self._registration.is_fresh(self._clock()):
             self.renew_lease(patience)
@@ -165,7 +165,7 @@ class Conversation:
                 patience,
                 self.renew_lease,
             )
-            # If the generation changed during the call, it is unknown under which one the batch was opened.
+            # If the generation changed during the call, it is unknown under which generation the batch was opened.
             if self._registration.generation == generation:
                 return generation
 
@@ -180,13 +180,13 @@ class Conversation:
         )
 
     def end_on_server(self, number: int, undrawn: InitScope | None, patience: Patience) -> None:
-        """End a batch that may be open there, so that the server frees its room. If the server does not answer,
+        """End a batch that may be open on the server, so that its room becomes free. If the server does not answer,
         the batch is ended after the next answer."""
         session = self._registration.session
         request = Settle(session, number, Settlement.ABANDON if undrawn is None else Settlement.DONE)
         try:
             if undrawn is not None:
-                # Else the server would report every number that was not drawn as unread.
+                # Else the server would report `unread` for every number that was not drawn.
                 delivery = Delivery(Identity(session, number), Entries(NO_IDS, NO_IDS), undrawn)
                 deliver(self._caller, delivery, patience, self.renew_lease)
             self.settle_on_server(request, patience)
@@ -203,7 +203,7 @@ class Conversation:
             self._to_end[number] = undrawn
 
     def take_to_end(self) -> dict[int, InitScope | None]:
-        """Return the batches to end there, and forget them."""
+        """Return the batches to end on the server, and forget them."""
         with self._lock:
             to_end, self._to_end = self._to_end, {}
         return to_end
@@ -261,7 +261,7 @@ class Conversation:
         return polled
 
     def take_answer(self, polled: Polled) -> Heard | None:
-        """Return what a poll brought. The next poll confirms it. None if the poll has to be made again."""
+        """Return the content of an answer. The next poll confirms it. None if the poll has to be made again."""
         with self._lock:
             if polled.reply.generation != self._registration.generation:
                 # A newer answer has come, from another registration.

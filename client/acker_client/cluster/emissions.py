@@ -142,7 +142,7 @@ class EmissionStream:
         self._send_published(members)
 
     def _send_published(self, members: Iterable[Member]) -> None:
-        """Publish on ``members`` now, and wait a moment. A server that fails gets it with its next poll."""
+        """Publish on ``members`` now, and wait a moment. A server that fails gets the pins with its next poll."""
 
         def send_to(member: Member) -> None:
             with contextlib.suppress(AckerError):

@@ -25,9 +25,9 @@ from acker_protocol.placement import Member, Placement, View, parts_of
 
 log = logging.getLogger("acker_client")
 
-# How long one question for the view may take, and a look at it that nothing waits for.
+# How long one request for the view may take, and also a refresh of the view that nothing waits for.
 AGAIN_S = 1.0
-# Pace of asking for the view while a server is silent. A job learns at most so much later that the server is gone.
+# Interval between requests for the view while a server is silent. A job may learn this much later that it is gone.
 VIEW_S = 0.5
 # For SLOW_S after the client stopped waiting for a member, it waits only BRIEF_WAIT_S for it.
 BRIEF_WAIT_S = 0.5
@@ -51,7 +51,8 @@ class Cluster:
         self._looked_at = float("-inf")
         # The last view of a registry; None if there is no registry, or it was not heard yet.
         self._listed: ViewReply | None = None
-        # When the first view of its ensemble came, and the newest ensemble that each (id, generation) was a member in.
+        # When the first view of the current ZooKeeper ensemble came. For each (id, generation), the newest ensemble in
+        # which it was a member.
         self._ensemble_since = float("-inf")
         self._ensembles: dict[tuple[int, int], int] = {}
         self._epoch_heard = 0
@@ -200,8 +201,8 @@ class Cluster:
                 self._doubted[member, HelloReply] = None
 
     def _had_time_to_register(self, member: Member, epoch: int) -> bool:
-        """Whether ``member`` would be in a view of that epoch if it ran. A later ensemble means that ZooKeeper has lost
-        its data. It begins without members, and the running servers register again."""
+        """Whether ``member`` would be in a view of that epoch if it were running. A later ensemble means that ZooKeeper
+        has lost its data. It begins without members, and the running servers register again."""
         was_in = self._ensembles.get((member.id, member.generation), 0)
         return was_in == parts_of(epoch)[0] or self.clock() - self._ensemble_since >= self.settings.gone_after_s
 
@@ -227,7 +228,7 @@ class Cluster:
         try:
             members = self._known_view().members
         except Rejected:
-            # The next look at the view raises it.
+            # The next look at the view raises this error.
             return set()
         others = {other: self.callers.known(other.address) for other in members}
         return {other for other, its in others.items() if its is not None and its.heard_at > caller.silent_since}
@@ -300,8 +301,8 @@ class Cluster:
         )
 
     def _asked(self) -> ViewReply:
-        """Return the newest view that was heard of, or else the newest of all answers. Asks silent servers last. Also
-        asks members of placements, as an executor may know more servers from those than from its settings."""
+        """Return a view of the newest epoch that was heard of, else the newest view of all answers. Asks silent
+        servers last. Also asks members of placements, as an executor may know servers only from placements."""
         known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
         addresses = sorted(
             dict.fromkeys((*known, *self.callers.addresses, *self.settings.servers)), key=self.callers.silent_s
@@ -334,7 +335,7 @@ class Cluster:
         if known is None or parts_of(known.epoch)[0] != ensemble:
             self._ensemble_since = self.clock()
         for each in reply.members:
-            # Servers also list as away those that have not registered in this ensemble yet.
+            # Servers also list a member as AWAY if it has not registered in this ensemble yet.
             if each.state != MemberState.AWAY:
                 self._note_ensemble(each.member, reply.epoch)
         if known is not None and known.members != reply.members:

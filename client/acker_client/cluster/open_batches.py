@@ -137,8 +137,9 @@ class OpenBatches:
                 self.leave_out_member(batch, member, why)
 
     def leave_out_lost(self, here: AbstractSet[Member], generation: int | None) -> list[tuple[PinnedBatch, Member]]:
-        """Leave the members ``here`` out of the batches that their server has lost: it opened them under an earlier
-        registration than the current one, which has this ``generation``. Return pairs of a batch and a member."""
+        """Leave the members ``here`` out of the batches that their server has lost. The server opened these batches
+        under an earlier registration than the current one, which has this ``generation``. Return pairs of a batch and a
+        member."""
         lost = [(batch, member) for batch, member in self._held_by(here) if batch.was_lost_by(member, generation)]
         for batch, member in lost:
             self.leave_out_member(batch, member, LOST_STATE)

@@ -116,14 +116,14 @@ class Opener:
                 self._cluster.drains(member)
                 raise
             if self._cluster.is_replaced(member, patience):
-                # A batch that is opened there would count as lost, like everything that the member had.
+                # A batch that is opened on this server would count as lost, like everything that the member had.
                 opening.drop_member(member, "its server came back without its state")
             else:
                 opening.opened_on(member)
 
         def why_dispensable(member: Member) -> str | None:
             self._conversations.keep_leases()
-            # Nothing lives there yet, so nobody has to wait until the server is back.
+            # No root lives on this member yet, so nobody has to wait until the server is back.
             is_free = self._cluster.is_away(member) and opening.can_do_without(member)
             return "its server is away" if is_free else None
 
@@ -145,7 +145,7 @@ class Opening:
     """Something that is to be opened on its members: see :class:`acker_client.cluster.replicas.Party`.
 
     ``is_there_another``: whether another member might take the place of the given one. ``out``: the members that were
-    left out. The next attempt does not place it on them.
+    left out. The next attempt avoids these members.
     """
 
     def __init__(self, members: tuple[Member, ...], is_there_another: Callable[[Member], bool]) -> None:
@@ -166,8 +166,9 @@ class Opening:
 
 
 def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Member]], patience: Patience) -> None:
-    """Make attempts until one leaves no member out. Each attempt avoids the members that were silent so far, and then
-    has only half of the time left. If the others do not answer either, the other half is for trying all members again.
+    """Make attempts until one leaves no member out. Each attempt avoids the members that were silent so far. An
+    attempt that avoids some has only half of the time left. If the others do not answer either, the other half is for
+    trying all members again.
 
     ``attempt(silent, budget_s)`` returns the members that were silent in it."""
     silent: AbstractSet[Member] = set()

@@ -40,7 +40,7 @@ class Published:
     ended: tuple[tuple[int, int], ...] = ()
 
     def has(self, root_ids: Column) -> Mask:
-        """Return which of ``root_ids: uint64[n]`` the source may have emitted by then."""
+        """Return which of ``root_ids: uint64[n]`` the source may have emitted by the moment of this publication."""
         return issued(root_ids, ((self.first, self.stop), *self.ended))
 
     def is_out(self, batch: int, server: int) -> bool:

@@ -85,7 +85,7 @@ class Registration:
         self.cursor = 0
         self.heard_at = now
         self.generation: int | None = None
-        # Tells other processes where this source's roots live. ``_unsent`` is b"" once the server has it.
+        # Tells other processes where this source's roots live. ``_unsent`` is b"" once the server has these pins.
         self._pins = self._unsent = pins
         self._is_lost = False
         self._granted_ms = self.lease_ms

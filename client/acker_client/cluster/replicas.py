@@ -20,7 +20,7 @@ log = logging.getLogger("acker_client")
 
 # Interval of checking whether members that have not answered are gone.
 LOOK_S = 0.25
-# The view is refreshed when a call takes longer.
+# The view is refreshed when a call takes longer than this.
 REFRESH_S = 1.0
 
 # Errors after which the call may succeed at another member.

@@ -2,8 +2,8 @@
 
 An ACKED of any replica ends a root at once, because no replica acks falsely. So does a FAILED with a reason that the
 user gave. If a root gets both, the first one counts. Everything else is a *no*: the replica may only have missed
-something. A root without an ACKED or a user's FAILED ends when each of its replicas has spoken, settled or left, with
-the strongest report. From strong to weak:
+something. A root without an ACKED or a user's FAILED ends when each of its replicas has spoken, settled or left. It
+ends with the strongest report. From strong to weak:
 
 | report of a replica | the root ends as | what has happened there |
 |---|---|---|
@@ -11,7 +11,7 @@ the strongest report. From strong to weak:
 | FAILED, but not `unfinished` | FAILED, at once | the user's code failed it; other replicas may have missed it |
 | FAILED `unfinished` | FAILED | edges were open at *done*: rows were dropped, or sections did not arrive |
 | TIMED_OUT | TIMED_OUT | the replica had the init, and the timeout came first |
-| LOST, but not `unread` | LOST | `abandoned`, `root_conflict`; no report, and settled with another count |
+| LOST, but not `unread` | LOST | `abandoned`, `root_conflict`; or settled with another count, and no report |
 | none, and the replica has settled | absent | a read task covered the number without an init: there is no such record |
 | LOST `unread` | LOST | the number was neither covered nor initialised |
 | none, and the replica has left | LOST | it was killed, or restarted without its state |

@@ -51,7 +51,7 @@ class PendingResult:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing that a waiting watch would return for."""
+        """Whether there is no news for which a waiting watch would return."""
         return not (self._outcomes or self._absent or self._interrupted)
 
     def add(self, outcomes: Outcomes, absent: Column) -> None:

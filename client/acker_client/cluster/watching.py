@@ -97,7 +97,7 @@ class ServerWatch:
         return heard
 
     def _take_answer(self, conversation: Conversation, polled: Polled) -> bool:
-        """Count the answer to a poll, and end the batches that are due there. False if the poll must be repeated."""
+        """Count the answer to a poll, and end the batches that are due on the server. False: repeat the poll."""
         heard = conversation.take_answer(polled)
         if heard is None:
             return False

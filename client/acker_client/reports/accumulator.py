@@ -67,12 +67,12 @@ class Accumulator:
         self._add_update(root_id(root), 0, RESET)
 
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
-        """Start trees in columns. Rows of the same root are its edges and XOR together."""
+        """Start trees in columns. The edges in rows of the same root XOR together."""
         entries = fold(*_columns(roots, vals))
         self._inits_of(batch).columns(entries)
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
-        """Ack in columns. ``vals`` are edges, each XOR its children's edges if it has any."""
+        """Ack in columns. ``vals``: edges, or edges XOR the edges of their children."""
         self._columns_of_updates(fold(*_columns(roots, vals)))
 
     def fail_columns(

@@ -17,7 +17,7 @@ from acker_protocol.messages import FAIL, Entries, Identity, InitScope
 from acker_protocol.placement import Member
 from acker_protocol.reports import digest
 
-# Whether a member was left out of the batch of a pin, so that its answers do not count there.
+# Whether a member was left out of the batch of a pin, so that the member's answers do not count for that batch.
 IsOut = Callable[[Pin, Member], bool]
 
 
@@ -55,8 +55,8 @@ class Replication:
         return replace(counts, unreported=self._missing(), without=frozenset(member.id for member in self.out))
 
     def can_do_without(self, member: Member, is_out: IsOut = lambda pin, member: False) -> bool:
-        """Whether other members have answered all sections of ``member``. Members that ``is_out`` names for a batch do
-        not count there."""
+        """Whether other members have answered all sections of ``member``. If ``is_out(pin, other)``, the
+        answers of ``other`` do not count for the batch of ``pin``."""
         return bool((self._answered(is_out) | ~self._shares[member].held).all())
 
     def drop_member(self, member: Member, why: str) -> None:

@@ -69,8 +69,8 @@ class ClientState:
         self.drafts: deque[Draft] = deque()
         self.unanswered: deque[Replication] = deque()
         self.source_or_none: SourceSession | None = None
-        # By session, the publications of sources in other processes, and of closed sources of this client, whose roots
-        # are all over.
+        # By session, what sources in other processes have published. Also has the closed sources of this client, whose
+        # roots are all over.
         self.joined: dict[int, Published] = {}
         self.learnt_at = float("-inf")
         self.totals = ReportResult()
@@ -134,10 +134,10 @@ class ClientState:
     # -- the sources of other processes
 
     def join(self, session: int) -> None:
-        """Learn where the roots of another process's source live. Raises ``UnknownSource`` if all servers answer,
-        listed or configured, and none knows it. Raises ``Unavailable`` if the budget is spent first."""
+        """Learn where the roots of another process's source live. Raises ``UnknownSource`` if all listed and
+        configured servers answer, and none knows the source. Raises ``Unavailable`` if the budget is spent first."""
         if self.source_or_none is not None and session == self.source_or_none.session:
-            # This client knows its own source better than the servers do, and leaves servers out of it itself.
+            # This client knows its own source better than the servers do, and decides itself which to leave out.
             return None
         patience = self.cluster.patience()
         while True:
@@ -217,7 +217,7 @@ class ClientState:
 
     def _routed(self, draft: Draft) -> tuple[Pins, Entries, Entries, AckerError | None]:
         """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,
-        and why they cannot (None where there are none). Entries of roots that are over are in neither.
+        and the reason (None if all can be placed). Drops entries of roots that are over.
 
         A root cannot be placed if there are several servers and no known source has emitted it.
         """
@@ -274,7 +274,7 @@ class ClientState:
         """Return a pin that places all roots on the only server. Raises ``UnknownSource`` if there may be several.
 
         One server that answers or is active need not be the only one. It would accept a fail of a root that lives on
-        another server, and that root might be ACKED there. So it has to say first whether there are others.
+        another server, and that root might be ACKED there. So the server first has to say whether there are others.
         """
         members = self.cluster.view(patience).members
         if not self.cluster.is_alone:

@@ -1,4 +1,4 @@
-"""Caller: tries a call to one server until the server answers, whatever the answer, or the budget is spent.
+"""Caller: tries a call to one server until the server answers, with a reply or a refusal, or the time is spent.
 
 Decides how long one try may take, when the server is greeted again, and what is logged about a silence.
 """
@@ -36,7 +36,7 @@ class Caller:
 
     @property
     def silent_since(self) -> float | None:
-        """When the first of the unanswered tries since the last answer began; None if the last try was answered."""
+        """When the current silence began: the start of its first try. None if the last try was answered."""
         return self._silence.since
 
     @property
@@ -50,7 +50,7 @@ class Caller:
         return self._silence.heard_at
 
     def shown_silent_s(self, begun_at: float) -> float:
-        """Return the seconds of silence that tries have shown, from ``begun_at`` to the end of the last try."""
+        """Return the seconds of silence that tries have proven: from ``begun_at`` at the earliest, to the last try."""
         return self._silence.shown_s(self._clock(), begun_at)
 
     def greeted_once(self, deadline: Deadline) -> Greeted:
@@ -108,7 +108,7 @@ class Caller:
 
 
 class Retrying:
-    """Calls that are retried. ``find`` returns the caller before each try, as the server may have moved."""
+    """Calls that are retried. Each try first calls ``find`` to get the caller, as the server may have moved."""
 
     def __init__(self, find: Callable[[], Caller]) -> None:
         self.find = find

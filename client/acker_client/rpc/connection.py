@@ -21,7 +21,7 @@ Connect = Callable[[str], Transport]
 
 # Room in the largest message for everything but its columns: identity, scope, tags and lengths.
 _ENVELOPE_BYTES = 4096
-# Timeout of the first greeting, short so that a mute server is soon noticed. The next one has the timeout of a call.
+# Timeout of the first greeting, short so that a mute server is soon noticed. Later ones have the timeout of a call.
 FIRST_GREETING_S = 1.0
 
 
@@ -50,7 +50,8 @@ class Connection:
         self._transport: Transport | None = None
         self._greeted: Greeted | None = None
         self._greeting_s = FIRST_GREETING_S
-        # Incarnations that another server has replaced here. If one of them comes back, two servers share the address.
+        # Incarnations that others have replaced at this address. If a replaced one answers again, two servers share the
+        # address.
         self._replaced: set[int] = set()
         self._is_closed = False
         # The last answer to a greeting; None if there was none.

@@ -94,7 +94,7 @@ class Delivery:
     @property
     def result(self) -> ReportResult:
         """The counts so far. Sections without a final answer count as ``unreported``."""
-        # A copy: the caller may have given up on the server, while another thread still counts its answers.
+        # A copy, as another thread may still count answers of a server that the caller has given up.
         messages = list(self._messages.values())
         left = sum(len(section_starts(message.entries.root_ids)) for message in messages)
         applied, duplicate, conflict, stale = (int(count) for count in self._counts[1 : _FINAL_MAX + 1])

@@ -137,7 +137,7 @@ class GrpcTransport:
         except wire.Malformed as error:
             raise Rejected(f"the answer of {self.address} cannot be read: {error}") from None
         except ValueError as error:
-            # gRPC raises it for a call on a closed channel.
+            # gRPC raises ValueError for a call on a closed channel.
             raise Closed(f"the client was closed during a call to {self.address}: {error}") from None
 
 

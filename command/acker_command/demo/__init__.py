@@ -10,4 +10,4 @@ class DemoError(Exception):
 
 
 class Abort(BaseException):
-    """Ends the run from within a batch. After an ``Exception`` the source would only replay the batch."""
+    """Ends the run from within a batch. Not an ``Exception``, after which the source would only replay the batch."""

@@ -1,6 +1,6 @@
 """Corpus: the files that the demo reads, and their records.
 
-A record is a line: the text before a newline, or the rest of a file after its last one. Records are numbered from 0
+A record is a line: the text before a newline, or the rest of a file after its last newline. Records are numbered from 0
 over all files, in the order of reading.
 """
 
@@ -92,8 +92,8 @@ def find_files(patterns: Sequence[str]) -> list[str]:
 
 
 def measure(paths: Sequence[str], records_max: int | None, folder: Path) -> Corpus:
-    """Count the lines of ``paths``, without files that have none. With ``records_max``, only the first lines count. The
-    file in which they end is copied, shortened, into ``folder``."""
+    """Count the lines of ``paths``, without files that have none. With ``records_max``, only the first lines count. If
+    they end inside a file, the part of it that counts is copied into ``folder``."""
     counts: dict[str, int] = {}
     left = sys.maxsize if records_max is None else records_max
     for original in paths:

@@ -41,7 +41,7 @@ class Strike(enum.Enum):
 OF_SPARK = (Strike.WORKER_KILLED, Strike.TASK_RERUN, Strike.WRITE_FAILED)
 OF_ONE_SERVER = (Strike.SERVER_RESTARTED, Strike.SERVER_LOST)
 OF_SEVERAL_SERVERS = (Strike.ONE_KILLED, Strike.ONE_ADDED, Strike.ONE_DRAINED, Strike.ALL_RESTARTED)
-# Strikes that cost a replay even with two servers for each record. With one server for each, ONE_KILLED does too.
+# Strikes that cost a replay even with two servers for each record. With one for each record, ONE_KILLED also costs one.
 COSTLY = (Strike.WRITE_FAILED, Strike.SERVER_LOST)
 
 
@@ -79,7 +79,7 @@ class Faults:
     poison_one_in: int = 0
 
     def is_flaky(self, root_id: int) -> bool:
-        """Return whether a record raises under this root id. Its replay has another one, and most likely passes."""
+        """Return whether a record raises under this root id. A replay has another root id, and most likely passes."""
         mixed = ((root_id ^ (self.seed * 0x9E3779B97F4A7C15)) * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
         return bool(self.flaky_one_in) and (mixed >> 32) % self.flaky_one_in == 0
 
@@ -92,7 +92,7 @@ class Faults:
         return zlib.crc32(content.encode(), self.seed & 0xFFFFFFFF) % self.poison_one_in == 0
 
     def claim(self, name: str) -> bool:
-        """Mark ``name`` as happened; True for the one caller that did."""
+        """Mark ``name`` as happened. Return True to the first caller, and False to others."""
         try:
             os.close(os.open(os.path.join(self.folder, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
@@ -110,7 +110,7 @@ def arm(folder: Path, *, seed: int, records: int) -> Faults:
 
 
 def flaky_one_in(records: int) -> int:
-    """Return how rarely records raise, so that one raises three times in a row in at most one of 10,000 runs."""
+    """Return n: if one of n records raises, some record raises three times in a row in at most one of 10,000 runs."""
     return round(math.cbrt(records * 10_000))
 
 
@@ -123,8 +123,8 @@ def mid_work(strike: Strike) -> str:
 def sabotage(
     faults: Faults, strike: Strike | None, hits: Mapping[Strike, Callable[[], None]], tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Let ``strike`` happen while the body runs. ``hits``: the actions of strikes on servers. ``tell`` is called with
-    what happened. Returns when the server is back. Raises :class:`Abort` if it does not come back."""
+    """Let ``strike`` happen while the ``with`` block runs. ``hits``: the actions of strikes on servers. ``tell``
+    is called with what happened. Returns when the server is back. Raises :class:`Abort` if it does not come back."""
     if strike is None:
         yield
         return

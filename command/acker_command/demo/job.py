@@ -33,7 +33,7 @@ from acker_command.demo.view import DemoView
 CORES = 2
 ATTEMPTS = 4
 # In a JVM that lives for a minute, good compilation costs more than it gains, and a parallel collector takes both cores
-# from the workers. With these options it needs half the CPU.
+# from the workers. With these options the JVM needs half the CPU.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 BATCH_RECORDS_MAX = 150_000
 RETRY = Retry(max_retries=2, max_interruptions=10, initial_s=1.0, cap_s=1.0)
@@ -169,7 +169,7 @@ def _folder(keep: Path | None, exits: ExitStack) -> Path:
         raise DemoError(f"--keep {keep}: is not empty; name a new folder")
     for name in ("counts", "staging", "spark", "faults"):
         (folder / name).mkdir()
-    # The faults cause half of the library's warnings.
+    # Logs to a file, because the faults of the demo cause half of the client's warnings.
     logging.basicConfig(filename=folder / "demo.log", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     return folder
 

@@ -1,4 +1,4 @@
-"""Pipeline: what a user of the acker would write: lines to words, words to counts, counts to Parquet.
+"""Pipeline: the code that a user of the acker would write. Lines become words, then counts, then Parquet.
 
 Faults in executors and in the sink are built in here, each behind one ``if``. The visible ``root_id`` is a copy of the
 tracking column, so that the verifier finds what was written under which root. Other pipelines do not need it.
@@ -131,7 +131,7 @@ def counts(faults: Faults, strike: Strike | None) -> Group:
 def _write(rows: DataFrame, staged: Path, faults: Faults, strike: Strike | None) -> None:
     def fail_once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        # The input is exhausted: the step before has reported what this task did.
+        # The input is exhausted, so the step before has reported this task's work.
         if faults.claim(Strike.TASK_RERUN.name):
             raise OnPurpose("the task fails after its work")
 

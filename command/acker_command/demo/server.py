@@ -17,14 +17,14 @@ from acker_testing import ZooKeeperProcess
 from acker_testing.child import Child
 
 STOP_TIMEOUT_S = 30.0
-# A draining server has at most one batch left, which ends before this.
+# A draining server has at most one batch left, which ends within this time.
 DRAIN_TIMEOUT_S = 120.0
 # ZooKeeper lists a killed server for this long, and tasks wait for it.
 SESSION_S = 4.0
 
 
 class DemoServers:
-    """All servers of a run, by number. ``hits``: the action of each strike; ``say`` is called with its consequence."""
+    """All servers of a run, by number. ``hits``: the action of each strike; ``say`` is called with each effect."""
 
     def __init__(self, folder: Path, count: int, say: Callable[[str], None]) -> None:
         self._folder, self._count, self._say = folder, count, say

@@ -21,7 +21,7 @@ BAR_WIDTH = 48
 
 
 class DemoView(ExitStack):
-    """Shows ``counts``, from ``with`` until its end. ``began_s``: when the first batch began."""
+    """Shows ``counts`` while the ``with`` block runs. ``began_s``: when the first batch began."""
 
     def __init__(self, counts: Counter[str], console: Console | None = None) -> None:
         super().__init__()

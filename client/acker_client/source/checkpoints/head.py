@@ -15,10 +15,11 @@ from acker_client.source.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The expected head of a checkpoint at ``place``: its ``format``, its ``versions``, and other fields (``of``).
+    """The expected head of a checkpoint at ``place``: its format, the versions that can be read, and other fields.
 
-    The rest is advice for error messages: ``another`` place to name, how to ``begin_anew``, and how to keep the
-    checkpoints of several sources ``apart``.
+    ``of``: the expected values of the other fields, by name. The rest is advice for error messages. ``another``: the
+    place to name instead. ``begin_anew``: how to start without the checkpoint. ``apart``: how to keep the checkpoints
+    of several sources apart.
     """
 
     place: str
@@ -59,7 +60,7 @@ class Head:
         return saved
 
     def incomplete(self, what: str, error: Exception) -> CheckpointError:
-        """Return the error for a checkpoint without valid progress of ``what``."""
+        """Return the error for a checkpoint that does not say how far the input is done. ``what`` names the input."""
         return CheckpointError(
             f"checkpoint {self.place} does not say how far {what} is done ({error!r}): restore it, or {self.begin_anew}"
         )

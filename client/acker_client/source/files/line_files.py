@@ -42,8 +42,9 @@ class FileMark:
     recognizes the file. ``path``, ``inode``: location and identity of a file that may be renamed. ``is_renamed``: it
     was renamed.
 
-    For a plain file, ``bytes``: the length of the prefix; ``reach``: the byte at which the last finished line ends,
-    which is line ``reach_lines``. ``total``: the number of lines of a gz; None for a plain file.
+    For a plain file, ``bytes``: the length of the prefix; ``reach``: the byte at which the last finished line ends;
+    ``reach_lines``: the number of lines before that byte. ``total``: the number of lines of a gz; None for a plain
+    file.
     """
 
     path: str
@@ -78,7 +79,7 @@ class Block:
     """Whole lines of a file that are not planned yet.
 
     They begin at bytes ``starts`` (int64[n]), and the last one ends at ``stop``. ``line``: the index of the first line.
-    ``of``: an empty part of the same file, which says how to read it.
+    ``of``: a part of this file without lines; new parts copy its location and how to unpack it.
     """
 
     of: LinePart
@@ -217,7 +218,8 @@ class PlainFile(_File):
     def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
         """Yield the lines that are not planned yet.
 
-        A last line without a line feed is read too if the file was renamed and has not grown since.
+        A last line of a followed file is read without its line feed only if the file was renamed and has not grown
+        since the last call.
         """
         with _open_found(self.found, self.inode) as file:
             before, self._size = self._size, os.fstat(file.fileno()).st_size
@@ -244,7 +246,7 @@ class PlainFile(_File):
         self._parts.append(part)
 
     def forget_positions(self, done: Ranges) -> None:
-        """Drop positions of lines that no mark needs any more. Marks need the ends of the prefix and of the reach."""
+        """Drop positions that no mark needs any more. A mark needs the ends of the prefix and of the last done line."""
         # Keep the part that ends at the prefix, because it knows that position.
         self._parts = [part for part in self._parts if part.stop >= done.prefix]
         self._known = {line: self._known[line] for line in (done.prefix, done.reach) if line in self._known}
@@ -356,8 +358,8 @@ class GzFile(_File):
     def _count_lines(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
         """Unpack the whole file once to count its lines. Raises ``Damaged``.
 
-        Returns where to begin: the entry point, a byte of the content that is not behind the first unplanned line, and
-        the number of lines that end before that byte.
+        Returns where to begin: the entry point, a byte of the content, and the number of lines that end before that
+        byte. The first unplanned line begins at that byte or after it.
         """
         self._digest = digest_of(file)
         stream, lines, content = Unpacked(file, EntryPoint()), 0, b""

@@ -19,8 +19,8 @@ from acker_client.source.zookeeper.assignor import Assignor, Subscriptions, in_o
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """ZooKeeper's content at one moment. ``owners``: the consumer named in each partition's owner node, of any session.
-    ``own``: partitions whose node was created by this consumer in its current session."""
+    """ZooKeeper's content at one moment. ``owners``: the consumer that each partition's owner node names, whichever
+    session created the node. ``own``: partitions whose node was created by this consumer in its current session."""
 
     subscriptions: Subscriptions
     owners: Mapping[str, str]
@@ -82,7 +82,7 @@ class Rebalance:
         unknown = seen.own - self.held - self._released - lost
         found = unknown & share
         self._owned |= found
-        # A handover names a partition in one list only, so lost partitions are claimed in the next decision.
+        # A ``Handover`` names a partition in one list only, so lost partitions are claimed in the next decision.
         claim = share - self.held - seen.owners.keys() - lost
         return Decision(
             _sorted(lost),

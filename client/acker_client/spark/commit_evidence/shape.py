@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 from acker_client.spark.driver.lineage import ACK, AGAIN, READS
 
-# Text that Spark shortened or hid, or that never shows its content: rows of the driver, an RDD, a function.
+# Signs that the text lacks something: Spark has shortened or hidden a part, or never shows the content of a node
+# (rows of the driver, an RDD, a function).
 _HIDING = re.compile(r"\.\.\.|redacted|LocalTableScan|LocalRelation|ExistingRDD|LogicalRDD|UDF\(|Subquer(?!yAlias)")
-# Nodes with the user's functions. Spark shows only a function's name. The name of a watched function identifies it.
+# Nodes with the user's functions. Spark shows only a function's name. The client gives each function that it
+# watches a name that no other function has.
 _FUNCTIONS = re.compile(r"Python|MapIn|FlatMap|InPandas")
 _ADAPTED = re.compile(r"== (?:Final|Current) Plan ==.*?(?=\+- == Initial Plan ==)", re.DOTALL)
 _NODE = re.compile(r"^(?P<indent>[\s:+|*-]*)[^\s:+|*-].*\((?P<number>\d+)\)")
@@ -38,7 +40,7 @@ def shape_of(plan: str, functions: Sequence[str]) -> str:
         block = blocks_by_number[node["number"]]
         is_place = any(function in block for function in functions)
         is_hidden = not is_place and READS not in block and _FUNCTIONS.search(block.partition("\n")[0])
-        # The user's own plan is below a checkpoint of the rows, and below an `ack()` column.
+        # The user's own plan is below a checkpoint of the rows, or below an `ack()` column, so this text lacks it.
         if is_hidden or AGAIN in block or ACK in block:
             return ""
         below = indent if is_place else None

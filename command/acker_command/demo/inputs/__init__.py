@@ -30,8 +30,9 @@ def input_of(source: str) -> type[DemoInput]:
 class DemoInput:
     """The lines of ``text`` as the records of a source with a checkpoint file in ``folder``.
 
-    ``packages``: what it needs beside the demo's own packages, and ``install`` the command that brings them.
-    ``records_max``: lines that it takes by default, None for all. ``place``: where the lines are, for people.
+    ``packages``: the packages that it needs besides the packages of the demo. ``install``: the command that installs
+    them. ``records_max``: the number of lines that it takes by default; None: all. ``place``: a text for people about
+    where the lines are.
     ``columns``: SQL over the source's rows for ``value`` (a string, or its bytes), ``path`` (below ``text.root``) and
     ``line``.
     """

@@ -1,4 +1,4 @@
-"""Files: the lines where they are. A partition is a file."""
+"""Files: the job reads the lines from the files themselves. Each file is a partition."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from acker_command.demo import DemoError
 from acker_command.demo.corpus import Corpus
 from acker_command.demo.inputs import DemoInput
 
-# Two files per batch, so that both cores get rows. Four per micro-batch, so that it has more than one batch.
+# A batch has two files, so that both cores get rows. A micro-batch has four, so that it has more than one batch.
 FILES_PER_BATCH = 2
 FILES_PER_MICRO_BATCH = 4
 SCHEMA = pa.schema([("path", pa.string()), ("line", pa.int64()), ("value", pa.binary())])

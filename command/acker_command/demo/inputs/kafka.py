@@ -24,7 +24,7 @@ PARTITIONS = 4
 TIMEOUT_S = 60.0
 # The producer is flushed after this many lines.
 FLUSH_RECORDS = 50_000
-# Lines are written in order and once, so that an offset identifies a line.
+# Lines are written in order, and each only once, so that an offset identifies a line.
 PRODUCER = {"test.mock.num.brokers": 2, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 50}
 
 
@@ -67,7 +67,7 @@ class KafkaLines(DemoInput):
         return numbers
 
     def is_at_end(self) -> bool:
-        # The first of the runs counts the offsets that are done without a gap.
+        # `done` is a list of run lengths. The first one is the number of offsets that are done without a gap.
         done = [self.saved().get(f"{TOPIC}/{partition}", {}).get("done") for partition in range(PARTITIONS)]
         return [sum((runs or [0])[:1]) for runs in done] == self._counts()
 
