@@ -27,7 +27,7 @@ _COLLECTS = ("collectToPython", "collectAsArrowToPython")
 # How many of the newest executions are searched for an earlier evaluation of the same frame.
 LOOK_BACK = 50
 
-# Settings: how many executions and jobs Spark keeps. It drops the oldest ones without a trace.
+# Settings: how many executions and jobs Spark keeps. Spark drops the oldest ones without a trace.
 EXECUTIONS, JOBS = "spark.sql.ui.retainedExecutions", "spark.ui.retainedJobs"
 
 # Spark itself waits 10 s for its listeners. A driver that writes a large event log can be further behind.
@@ -194,7 +194,7 @@ class Execution:
         return not self._ended.jobs().isEmpty()
 
     def target(self, places: Places) -> Target:
-        """Return the target to which it delivers the rows at ``places``."""
+        """Return the target to which this execution delivers the rows at ``places``."""
         if self.method in places.calls:
             return places.calls[self.method]
         place = self.graph.writing.removeprefix("Execute ")[:PLACE_CHARS] or self.method.rpartition(".")[2]
