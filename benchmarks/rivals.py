@@ -29,9 +29,10 @@ CALLS_IN_FLIGHT = 100
 BATCHES_IN_FLIGHT = 8
 EXPIRY_S = 30.0
 
-# Keys are raw root ids. A value is the ack val in two halves, since Lua's numbers are doubles, and whether the init was
-# seen. A completed root goes to a list that the source pops. A key that expires by itself notifies nobody, so a source
-# that wants an answer for every root needs the deadlines in a sorted set. Without the set (`told` 0) keys just vanish.
+# Keys are raw root ids. A value holds the ack val and whether the init was seen. The ack val is in two halves, since
+# Lua's numbers are doubles. A completed root goes to a list that the source pops. A key that expires by itself notifies
+# nobody, so a source that wants an answer for every root needs the deadlines in a sorted set. Without the set
+# (`told` 0) keys just vanish.
 LUA = """
 local is_init, updates, expiry_ms, told = ARGV[1] == "1", ARGV[2], ARGV[3], ARGV[4] == "1"
 local done, born = {}, {}

@@ -38,7 +38,7 @@ from acker_protocol.reports import fold
 EXECUTORS = 2
 ATTEMPTS = 4
 WAIT_S = 90.0
-# Salt that derives the edge of a record's child from its own edge.
+# Salt that derives the edge of a child from the edge of its record.
 CHILD = np.uint64(0xC41D)
 # The source passes the session to its environment, which needs none here.
 NO_SPARK: Any = None
@@ -114,8 +114,8 @@ class EndlessInput:
 class Account(Listener):
     """Every emission, whether its last ack was sent, and its one outcome.
 
-    ``lost``: (batch, root, reason) of each LOST root. ``replayed_at``: when the last replay of these was ACKED.
-    ``pins``: placement by batch. ``without``: servers that reports left out. ``heard_at``: when outcomes arrived.
+    ``lost``: (batch, root, reason) of each LOST root. ``replayed_at``: when a replay of a LOST record was last ACKED.
+    ``pins``: placement by batch. ``without``: servers that some report left out. ``heard_at``: when outcomes arrived.
     """
 
     emitted: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -307,7 +307,7 @@ class Frame:
 
 
 def process(frame: Any) -> None:
-    """Run the job. ``frame`` is a :class:`Frame`, which mypy takes for Spark's."""
+    """Run the job. ``frame`` is a :class:`Frame`, which mypy takes for a Spark DataFrame."""
     frame.process()
 
 

@@ -253,7 +253,8 @@ class PlainSource(Program):
             raise Violation("no outcome", f"{', '.join(map(str, pending))}: emitted, and never answered")
 
     def _unwatched_s(self, since: float) -> float:
-        """Return how many seconds since then this source did not watch. A flush brings no outcomes."""
+        """Return how many seconds since ``since`` this source did not watch. A flush counts as unwatched time, since it
+        brings no outcomes."""
         return sum(max(0.0, end - max(start, since)) for start, end in self._unwatched)
 
     def _hear(self, tree: Tree) -> None:
@@ -265,8 +266,10 @@ class PlainSource(Program):
 
 
 class Worker(Program):
-    """A program that takes records, joins their sources, and acks or fails the records. ``life``: 1 for the first
-    process, one more for each that replaces it."""
+    """A program that takes records, joins their sources, and acks or fails the records.
+
+    ``life``: 1 for the worker's first process, 2 for the process that replaces it after a kill, and so on.
+    """
 
     def __init__(self, world: World, number: int, mail: GreenQueue, life: int = 1) -> None:
         super().__init__(world, f"worker {number}", mail)

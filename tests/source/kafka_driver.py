@@ -1,8 +1,9 @@
 """A driver that a test kills: ``python -m tests.source.kafka_driver SERVERS TOPIC FOLDER CHECKPOINT BATCH_RECORDS``.
 
-Runs a source over a topic to its end, with server and executors in memory. Writes each record that is emitted, or has
-its outcome, to files in FOLDER at once: a partition and an offset a line. Records are done in any order, and many fail
-at first. Prints a line at each step, so that the test can kill the driver there.
+Runs a source over a topic to its end, with server and executors in memory. Writes the place of each record to a file
+in FOLDER as soon as the record is emitted, and to another file as soon as it is ACKED or a dead letter. A line there
+holds a partition and an offset. Records are done in any order, and many fail at first. Prints a line at each step, so
+that the test can kill the driver there.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from acker_client.spark import operator, sink
 from tests.service.caller import eventually
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
-# One of this many rows is poison.
+# One row in every ``POISON`` rows is poison.
 POISON = 2_500
 
 
@@ -247,7 +247,7 @@ def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_co
 
     def function(df: DataFrame, batch_id: int) -> None:
         if makes:
-            # This makes the micro-batch's session the active one, which lists no query.
+            # The call makes the micro-batch's session the active session. That session lists no query.
             df.sparkSession.createDataFrame([(1,)], "id int")
         job(df, batch_id)
 

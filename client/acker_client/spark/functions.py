@@ -3,8 +3,9 @@
     from acker_client.spark import functions as AF
     batch.df.select("sku", "qty", AF.ack()).write.parquet("out/")
 
-Both are iterator UDFs, because only these see the end of a task, where the report is sent. Each has to be a column of
-its own. Spark refuses them inside an expression: there they would ack every row, whatever the expression's result.
+Both are iterator UDFs, because only an iterator UDF sees the end of a task, when the report is sent. Each has to be a
+column of its own. Spark refuses them inside an expression: there they would ack every row, whatever the expression's
+result.
 
 Only for held batches. In other batches a row would be acked before Spark has written it. The plan check does not see
 these columns, so pass each row through exactly one ``ack`` or ``fail``. As with a sink, the batch is done when an

@@ -76,10 +76,10 @@ def write_parquet(
 def delta_options(batch: BatchOfOutput, write: str = "") -> dict[str, str]:
     """Return ``txnAppId`` and ``txnVersion`` for a write of ``batch`` into a Delta table.
 
-    Delta skips a write whose version is not above the last version of its app. A retry therefore changes nothing if
-    the first write was committed without the driver's knowledge. The app is the run of the source, the version is the
-    number of the batch. ``write`` names each write of a batch that writes more than once into one table; without it,
-    Delta would skip all but the first.
+    Delta skips a write whose version is not above the last version of its app. A retry therefore changes nothing if the
+    first write was committed without the driver's knowledge. The app is the run of the source, the version is the
+    number of the batch. ``write`` names each write of a batch that writes more than once into one table; without
+    ``write``, Delta would skip all writes but the first.
     """
     run, _, number = batch.id.rpartition("-")
     return {"txnAppId": f"{run}-{write}" if write else run, "txnVersion": number}

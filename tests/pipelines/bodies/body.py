@@ -43,8 +43,8 @@ LOOKS = (
 class Act:
     """One action of a body: a look (an action that writes nothing) or a write.
 
-    ``day``: uses only the rows of that day; None: all rows. ``mishap``: what goes wrong the first ``times`` times.
-    ``then``: what the body does about an exception.
+    ``day``: uses only the rows of that day; None: all rows. ``mishap``: the fault that the first ``times`` attempts
+    meet. ``then``: what the body does about an exception.
     """
 
     what: str
@@ -77,13 +77,13 @@ class Act:
         is_whole = not set(self.between) & set(PARTS) and self.what not in UNPROVEN
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
         # A retry only counts if it is the same action as the failed one. Collects are compared by the text of their
-        # plans, which does not show what a function does. An RDD of other rows equals no other.
+        # plans, which does not show what a function does. An RDD of other rows never counts as the same RDD.
         is_unlike = self.what in ("collect", "pandas", "union by the context")
         is_comparable = not (self.mishap and self.then == "retry" and is_unlike)
         # A retry of the write does not make up for a failed look before it, or for a failure while the RDD is made.
         fails_before = {"cache and count", *(SHUFFLES if self.makes_rdd else ())}
         has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
-        # A repeated checkpoint equals no earlier one, whether that failed or not.
+        # A repeated checkpoint never counts as the same action, whether the first checkpoint failed or not.
         has_failed_before |= bool(self.mishap and {"checkpoint", "local checkpoint"} & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
 

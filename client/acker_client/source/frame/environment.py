@@ -24,7 +24,7 @@ INTERRUPTED = ("InterruptedException", "SPARK_JOB_CANCELLED")
 
 
 class PersistedFrame:
-    """The persisted frame for the input and the environment.
+    """The persisted frame. The input reads rows of it, and the environment plans batches over it.
 
     ``persisted``: a ``Persisted`` of ``acker_client.spark`` on which ``begin`` was called.
     """
@@ -96,7 +96,10 @@ class StreamingQuery:
             self.check()
 
     def check(self) -> None:
-        """Raise ``QueryStopped`` if the query was stopped. A return would tell Spark that the micro-batch is done."""
+        """Raise ``QueryStopped`` if the query was stopped.
+
+        If the function of foreachBatch returned instead, Spark would commit the micro-batch.
+        """
         if self._query.is_stopped:
             # ``from None`` keeps the error text short. Spark searches it for interruptions with a regular expression,
             # which overflows the stack on a text as long as the error of an interrupted job.

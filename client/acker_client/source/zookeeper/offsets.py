@@ -1,8 +1,9 @@
 """Offsets: the content of the node of one partition's checkpoint. Pure.
 
 Decides the format (version, source, kind of input, partition, run lengths of done positions, the input's mark, the
-writer, a digest), and how much fits into a node. If there is no room for all ranges beyond the prefix, only the lowest
-are kept. A restart reads the rest again.
+writer, a digest), and how much fits into a node. The prefix is the done positions before the first open position. If a
+node has no room for all done ranges beyond the prefix, it keeps only the lowest ranges, and a restart reads the others
+again.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Anchors:
         return Anchors(self.roots[anchored], self.edges[anchored], offsets)
 
     def merged(self, bounds: Positions) -> Anchors:
-        """Return packed anchors of new rows. New row j descends from these rows ``bounds[j]`` up to ``bounds[j + 1]``.
+        """Return packed anchors of new rows. New row j descends from old rows ``bounds[j]`` up to ``bounds[j + 1]``.
 
         A new row gets one edge for each root: edges of the same root are XORed.
         """

@@ -27,7 +27,7 @@ OTHER_ROWS = (
 
 
 class OtherRows(Exception):
-    """A frame was computed again, and its rows are not those that were counted."""
+    """A frame was computed again, and its rows are not the rows that were counted."""
 
     def __init__(self, what: str) -> None:
         super().__init__(OTHER_ROWS.format(what=what))

@@ -54,7 +54,8 @@ def digest_parents(
     """Return uint64[n]: for each of n parents a digest of its children. The children's edges depend on this digest.
 
     ``counts``: int64[n], numbers of children; ``parents``: int64[m]; ``kept``: uint64[n], the hash of the values that a
-    child keeps from its parent; ``children``: uint64[m], the hashes of the children's own values. None: not digested.
+    child keeps from its parent; ``children``: uint64[m], the hashes of the children's own values. If ``kept`` or
+    ``children`` is None, its values are not digested.
     """
     digests = np.empty(len(counts), np.uint64)
     kernels.digest_counts(counts, digests)

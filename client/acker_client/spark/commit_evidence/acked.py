@@ -41,7 +41,7 @@ class Acked:
 
 
 class BodyFrame(ClassicFrame):
-    """A tracked frame in the body of a user's loop, or a frame derived from one."""
+    """A tracked frame in the body of a user's loop, or a frame derived from a body frame."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -130,7 +130,7 @@ def _register_acks(df: DataFrame, functions: Sequence[str]) -> None:
     """Tell the batches below ``df`` that ``ack()`` columns with these functions were added to it."""
     acked, batches = _steps_below(analyzed(df))
     ack = Acked(tuple(functions), frozenset(node.function for node in acked), plain(df))
-    # Every batch has to register the frame; any() over a generator would stop at the first that returns True.
+    # Every batch has to register the frame; any() over a generator would stop at the first batch that returns True.
     if any([batch.add_acked_frame(ack) for batch in batches]):  # noqa: C419
         batches[0].keep_cached(df)
 

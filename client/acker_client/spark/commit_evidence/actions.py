@@ -1,7 +1,8 @@
 """Actions: finds the actions on a sink's rows in the executions and jobs that Spark ran.
 
-For each SQL execution and each RDD job, decides what it did with the rows, whether with all of them, and how it ended.
-The result is an :class:`~acker_client.spark.commit_evidence.evidence.Action`. ``evidence`` decides what that proves.
+For each SQL execution and each RDD job, decides what it did with the rows, whether it read all of them, and how it
+ended. The result is an :class:`~acker_client.spark.commit_evidence.evidence.Action`. ``evidence`` decides what the
+actions prove.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class ActionFinder:
     def _is_emptied(self, execution: Execution, places: Places) -> bool:
         """Whether AQE removed the rows from an execution that was planned over them, ran, and delivers its output.
 
-        False if the execution ran another one within it, because then the inner one is the evidence.
+        False if another execution ran within this one, because then the inner execution is the evidence.
         """
         is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
         # Collecting an aggregate is a look, whether or not it needs the rows.
@@ -190,7 +191,8 @@ class ActionFinder:
         return execution.graph.paths_from_nodes("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 
     def _writing_parent(self, execution: Execution, places: Places) -> Execution | None:
-        """Return the command that ran this execution as its part, as a write over JDBC does; None if there is none.
+        """Return the command that ran this execution as a part of itself (a write over JDBC does so); None if there is
+        none.
 
         In foreachBatch the root of all executions is the micro-batch, so the command's plan has to name the rows.
         """
@@ -207,7 +209,7 @@ class ActionFinder:
     def _of_job(self, job: Job) -> Action | None:
         """Return an action for a failed RDD job that the client did not observe, because it may have read these rows.
 
-        None for a job that succeeded: the client has observed it, or it proves nothing.
+        None for a job that succeeded: either the client has observed it, or the job proves nothing.
         """
         if job.is_seen or job.action in _LOOKS:
             return None

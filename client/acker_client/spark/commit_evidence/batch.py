@@ -44,8 +44,8 @@ _logger = logging.getLogger("acker.spark")
 
 
 class Once:
-    """What a run remembers for its later batches: which rows to cache, so that they are evaluated only once, and which
-    swallowed failures are logged already. Thread-safe."""
+    """The memory of a run for its later batches: the rows to cache, so that they are evaluated only once, and the
+    swallowed failures that are logged already. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class Once:
         self._swallowed: set[tuple[str, str]] = set()
 
     def remember(self, kind: str, name: str) -> None:
-        """Remember that the rows of ``kind`` ``name`` (as ``"sink", "save"``) were evaluated more than once."""
+        """Remember that the rows of ``kind`` ``name`` (such as ``"sink", "save"``) were evaluated more than once."""
         with self._lock:
             is_new = (kind, name) not in self._names
             self._names.add((kind, name))
@@ -142,19 +142,22 @@ class SinkEvidence:
         return rows, node
 
     def begin_call(self, node: lineage.Node, rows: DataFrame) -> Witness:
-        """Start a call of the sink, and return its witness. ``node``: its step; ``rows``: the rows that it is given."""
+        """Start a call of the sink, and return its witness. ``node``: the sink's step; ``rows``: the rows that the sink
+        is given."""
         witness = Witness(node.tag, (node.tag,), self._note_store.note_writer)
         with self._lock:
             if isinstance(self.error, SinkFailed):
                 self._rerun_ms = now_ms()
             self._calls.append((node, witness, rows))
             self._running.append(job_tag_of(node))
-            # The sink counts as failed until it returns: if another thread settles the batch before, it is abandoned.
+            # The sink counts as failed until it returns: if another thread settles the batch before that, the batch is
+            # abandoned.
             self.error = Undelivered(f"sink {self.name!r} has not returned", is_transient=True)
         return witness
 
     def end_call(self, node: lineage.Node, error: BaseException | None) -> None:
-        """End the call of the sink whose step is ``node``. ``error``: what it raised; None if it returned."""
+        """End the call of the sink whose step is ``node``. ``error``: the exception that the sink raised; None if the
+        sink returned."""
         # Does not keep the exception itself: its traceback would keep the user's loop alive after the loop has ended.
         failure = None if error is None else SinkFailed(self.name, error)
         with self._lock:
@@ -193,7 +196,7 @@ class SinkEvidence:
 
     @property
     def nodes(self) -> list[lineage.Node]:
-        """Its steps, one for each call."""
+        """The steps of the sink, one for each call."""
         return [node for node, _, _ in self._calls]
 
     def places(self) -> Places:
@@ -234,7 +237,8 @@ class BatchEvidence:
         self.is_released = False
         # When the user called batch.done(): everything done by then counts as delivered.
         self._vouched_ms = -NEVER_MS
-        # A sink took its rows together with another batch's, so what it wrote is not this batch's alone.
+        # A sink took rows of this batch together with rows of another batch, so the sink's output is not this batch's
+        # alone.
         self.is_shared = False
         # Undoes ``driver.session.hand_down`` of this batch's settings.
         self.take_back: Callable[[], None] = lambda: None
@@ -326,7 +330,8 @@ class BatchEvidence:
                     steps.add(partial(self._cancel, evidence.name, tag))
 
     def _cancel(self, name: str, tag: str) -> None:
-        """Cancel the jobs of a sink's call that is still running after its batch is settled: they only hold cores."""
+        """Cancel the jobs of a sink's call that is still running after its batch is settled: these jobs only hold
+        cores."""
         _logger.warning(
             "sink %r still runs although its batch is settled: its jobs are cancelled; wait for its thread in"
             " process()",
@@ -363,14 +368,15 @@ class BatchEvidence:
         """Return the (kind, name) of the steps to cache because another evaluation may split their rows into tasks
         differently.
 
-        These are the steps after a node whose task boundaries may move. The steps before it are included, because
-        range partitioning evaluates its input once more to sample it.
+        These are the steps after a node whose task boundaries may move. The steps before such a node are included,
+        because range partitioning evaluates its input once more to sample it.
         """
         moving = dict.fromkeys((node.kind, node.name) for node in nodes if node.moves or node.is_moved)
         return [step for step in moving if step[0] != "sink" and not self.once.must_cache(*step)]
 
     def _judge_untaken(self, acks: Acks, finder: ActionFinder) -> list[Undelivered | None]:
-        """Return for each step in ``acks`` why its rows are not known to be acked; None where they are."""
+        """Return for each step in ``acks`` why its rows are not known to be acked; None for a step whose rows are
+        acked."""
         nodes = lineage.steps_of(self)
         return [self._judge_untaken_step(node, actions, nodes, finder) for node, actions in acks]
 
@@ -381,7 +387,7 @@ class BatchEvidence:
             self.once.log_swallowed("ack()", actions)
             return judge("ack()", actions, forgotten=finder.is_forgetful, vouched_ms=self._vouched_ms)
         if finder.has_user_code(node.function):
-            # Only a Collector can have acked these rows, one by one. A delivery that failed after it still counts.
+            # Only a Collector can have acked these rows, one by one. A failed delivery of these rows still counts.
             if finder.has_arrow_code():
                 return Undelivered(
                     "ack() went into an RDD job, which does not show whether its rows were read to the end; use @sink"

@@ -1,12 +1,12 @@
 """Evidence: decides from Spark's actions whether the rows of a sink were delivered. Pure.
 
-Only the actions count: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
-an action that delivered all the rows and succeeded. Each failed delivery needs a later one to the same target. A look
-(count, show, a collected aggregate) that succeeds neither helps nor harms. Nothing makes up for a failed look, not even
-its repetition: its exception may have kept the sink from a write that leaves no trace. The user can vouch for what
-cannot be proven (``batch.done()``). A sink may filter rows away before it writes. A limit is different: the rows beyond
-it were not read. The modules ``executions`` and ``following`` collect the actions from Spark's stores and from the
-client's own calls. This module knows neither Spark nor rows.
+Only the actions count: what ran over the rows, in which order, where it delivered the rows to, and how it ended. *Done*
+needs an action that delivered all the rows and succeeded. Each failed delivery needs a later delivery to the same
+target that succeeds. A look (count, show, a collected aggregate) that succeeds neither helps nor harms. Nothing makes
+up for a failed look, not even its repetition: its exception may have kept the sink from a write that leaves no trace.
+The user can vouch for what cannot be proven (``batch.done()``). A sink may filter rows away before it writes. A limit
+is different: the rows beyond it were not read. The modules ``executions`` and ``following`` collect the actions from
+Spark's stores and from the client's own calls. This module knows neither Spark nor rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Target:
 class Action:
     """Something that Spark ran over the rows of a sink.
 
-    ``did``: what it did with them, as in "it counted them"; ``delivers``: whether it hands rows on (a write, foreach,
+    ``did``: the effect on the rows, as in "it counted them"; ``delivers``: whether it hands rows on (a write, foreach,
     collect), or only looks; ``is_whole``: whether it is known to read every row; ``is_doubtful``: it may have stopped
     before the end of its rows for another reason than a limit in the plan; ``began_ms``, ``ended_ms``: Unix time,
     ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the full
@@ -88,13 +88,13 @@ def judge(
     vouched_ms: float = -NEVER_MS,
     rerun_ms: float = -NEVER_MS,
 ) -> Undelivered | None:
-    """Return why the rows of ``subject`` (a sink, as "save()") are not done; None when they are.
+    """Return why the rows of ``subject`` (a sink, as "save()") are not done; None if they are.
 
-    ``forgotten``: the collector knows that some actions are missing. ``vouched_ms``: when the user called
-    ``batch.done()``, which covers everything done by then. ``rerun_ms``: when the sink was called again after it had
-    raised; failures that ended before that no longer count. The cases, each a test
-    (``tests/spark/test_evidence.py`` reads this table); actions are listed in the order in which they began, "+" means
-    that the next one began before this one had ended, "to B" names another target:
+    ``forgotten``: Spark's stores have dropped some actions. ``vouched_ms``: when the user called ``batch.done()``,
+    which covers everything done by then. ``rerun_ms``: when the sink was called again after it had raised; a failure
+    that ended before that call no longer counts. The cases, each a test (``tests/spark/test_evidence.py`` reads this
+    table); actions are listed in the order in which they began, "+" means that the next one began before this one had
+    ended, "to B" names another target, "word" is a call of ``batch.done()``:
 
     | actions                             | done | because                                          |
     |-------------------------------------|------|--------------------------------------------------|

@@ -27,7 +27,7 @@ _COLLECTS = ("collectToPython", "collectAsArrowToPython")
 # How many of the newest executions are searched for an earlier evaluation of the same frame.
 LOOK_BACK = 50
 
-# Settings: how many executions and jobs Spark keeps. It drops the oldest ones without a trace.
+# Settings: how many executions and jobs Spark keeps. Spark drops the oldest ones without a trace.
 EXECUTIONS, JOBS = "spark.sql.ui.retainedExecutions", "spark.ui.retainedJobs"
 
 # Spark itself waits 10 s for its listeners. A driver that writes a large event log can be further behind.
@@ -37,7 +37,7 @@ BUS_WAIT_MS = 300_000
 END_WAIT_S = 2.0
 END_LOOK_S = 0.01
 
-# How much of a command's text names its target in messages.
+# Messages name the target of a command by this many characters of its text.
 PLACE_CHARS = 120
 
 _ROOT_TAG = "execution-root-id-"
@@ -90,8 +90,11 @@ class Executions:
         return bool(self._sources.dataSourceExists(table))
 
     def _is_full(self, kept: int, setting: str) -> bool:
-        """Whether a store may have dropped entries. Above its limit Spark drops entries down to nine tenths of
-        it. The margin of a tenth is for entries that it drops meanwhile."""
+        """Whether a store may have dropped entries.
+
+        A store above its limit is cut down to nine tenths of the limit. Spark may still be dropping entries at this
+        moment, so this takes eight tenths.
+        """
         return kept >= 0.8 * float(self._settings.get(setting, "1000"))
 
     def _newest(self) -> int:
@@ -124,8 +127,8 @@ class Executions:
     def _jobs(self, of_executions: Collection[int]) -> tuple[list[Job], int, int]:
         """Return the RDD jobs since this object was made, oldest first; the newest job's id; and the number of jobs.
 
-        Within an execution, RDD jobs are the jobs that are not in ``of_executions``. Elsewhere they are the jobs
-        without an execution's tag.
+        If this thread runs within an execution, RDD jobs are the jobs that are not in ``of_executions``. Otherwise RDD
+        jobs are the jobs without an execution's tag.
         """
         listed: Any = self._core.jobsList(None)
         found: list[Job] = []
@@ -181,8 +184,8 @@ class Execution:
 
     @cached_property
     def method(self) -> str:
-        """Spark's method that began it, as ``Dataset.collectToPython``. Inside one of the client's own calls: the call
-        site that the client has set for it."""
+        """Spark's method that began the execution, such as ``Dataset.collectToPython``. If one of the client's own
+        calls began the execution, this is the call site that the client has set for that call."""
         return str(self._data.details()).partition("\n")[0].partition("(")[0]
 
     @cached_property
@@ -191,7 +194,7 @@ class Execution:
         return not self._ended.jobs().isEmpty()
 
     def target(self, places: Places) -> Target:
-        """Return the target to which it delivers the rows at ``places``."""
+        """Return the target to which this execution delivers the rows at ``places``."""
         if self.method in places.calls:
             return places.calls[self.method]
         place = self.graph.writing.removeprefix("Execute ")[:PLACE_CHARS] or self.method.rpartition(".")[2]
@@ -249,7 +252,10 @@ class Execution:
 
 
 class Job:
-    """One RDD job in Spark's store. ``is_seen``: the client made the call and observes how it ends (``following``)."""
+    """One RDD job in Spark's store.
+
+    ``is_seen``: the client made the call that began the job, so the module ``following`` observes how that call ends.
+    """
 
     def __init__(self, core: Any, jvm: Any, number: int, is_seen: bool) -> None:
         self.number = number
@@ -259,7 +265,8 @@ class Job:
 
     @cached_property
     def action(self) -> str:
-        """The call that began it, as ``collect``. If Spark's own code began it: ``runJob at`` and the place there."""
+        """The call that began the job, such as ``collect``. If Spark's own code began the job, this is ``runJob at``
+        and the name of a source file of Spark."""
         what, _, where = str(self._known.name()).partition(" at ")
         return f"{what} at {where.partition('.')[0]}" if what == "runJob" else what
 

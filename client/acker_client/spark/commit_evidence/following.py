@@ -35,7 +35,7 @@ _HANDS_ON = _COLLECTS | {
     "foreach", "foreachPartition", "saveAsTextFile", "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset",
     "saveAsNewAPIHadoopFile", "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
 }  # fmt: skip
-# RDD methods that make one row from several rows, or one RDD from several RDDs without some of their rows.
+# RDD methods that make one row from several rows, or make one RDD from several RDDs and drop some rows.
 _GROUPS = frozenset({
     "aggregateByKey", "cogroup", "combineByKey", "distinct", "foldByKey", "groupBy", "groupByKey", "groupWith",
     "intersection", "reduceByKey", "subtract", "subtractByKey",
@@ -106,7 +106,8 @@ class FollowedFrame(_Followed, ClassicFrame):
         return made
 
     def _writer(self, make: Callable[..., Any], table: str, *args: Any) -> Any:
-        """Make a followed writer into a table of a catalog. If that raises, it counts as a failed write."""
+        """Make a followed writer into a table of a catalog. If making the writer raises, this counts as a failed
+        write."""
         began_ms = now_ms()
         try:
             writer = follow(make(table, *args), self._trail)
@@ -149,8 +150,8 @@ class FollowedFrame(_Followed, ClassicFrame):
         self._trail.witness.views[name.lower()] = frame_step(self)
 
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
-        """Make a checkpoint, which delivers nothing. A failed one counts as a failed delivery, because the user's
-        purpose with it is unknown."""
+        """Make a checkpoint, which delivers nothing. A failed checkpoint counts as a failed delivery, because the
+        user's purpose with it is unknown."""
         began_ms, witness, target = now_ms(), self._trail.witness, self._trail.target("a checkpoint", frame_step(self))
         try:
             df = checkpoint()
@@ -199,7 +200,7 @@ class FollowedGroups(_Followed, GroupedData):
 class _FollowedWrites(_Followed):
     """A writer of a sink's rows. Spark's stores show every write that succeeded, but not every write that raised."""
 
-    # The catalog table that the writer was made for; "" if it was made for none.
+    # The catalog table that the writer was made for; "" if there is none.
     _table = ""
 
     @cached_property
@@ -260,7 +261,8 @@ class _FollowedRows(_Followed):
     """An RDD of a sink's rows. Spark's stores say little about an RDD, so the caller's own observations count."""
 
     def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:
-        """Do the same as the RDD's own method, and watch ``f``. All other methods with a function are built on it."""
+        """Do the same as the RDD's own method, and watch ``f``. All the RDD's other methods with a function are built
+        on this method."""
         trail = self._trail
         if trail.witness.is_looking:
             plain: RDD[Any] = super().mapPartitionsWithIndex(f, preservesPartitioning)  # type: ignore[misc]
@@ -364,7 +366,8 @@ def follow(value: Any, trail: Trail) -> Any:
     kind = _FOLLOWED.get(type(value))
     if kind is None:
         return value
-    # Copies the object instead of constructing it: PySpark makes these in many places, with different constructors.
+    # Copies the object instead of constructing it: PySpark makes such objects in many places, with different
+    # constructors.
     return remade(kind, value, _trail=trail)
 
 
@@ -418,17 +421,18 @@ def _over_batches(function: Any, witness: Witness) -> Any:
 
 
 def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
-    """Wrap a function over (index, rows) of a partition in the same way. Return it, and its name in notes."""
+    """Wrap a function over (index, rows) of a partition, as :func:`_over_batches` does. Return the wrapped function,
+    and its name in notes."""
     name = READS + new_tag()
     return reading.over_partitions(function, name, witness.tag, witness.note_writer), name
 
 
 def _over_groups(function: Any) -> Any:
-    """Return the user's function under a name that marks it as over whole groups. A function over an iterator of parts
-    is returned unchanged, since it need not read to the end."""
+    """Return the user's function under a name that marks it as a function over whole groups. A function over an
+    iterator of parts is returned unchanged, since it need not read to the end."""
     if not isinstance(function, FunctionType) or _may_iterate(function):
         return function
-    # PySpark counts its arguments, so it must not be wrapped.
+    # PySpark counts the function's arguments, so the function must not be wrapped.
     made = FunctionType(
         function.__code__, function.__globals__, _name(function), function.__defaults__, function.__closure__
     )

@@ -1,4 +1,4 @@
-"""Graph: the physical plan of an execution, and the paths in it from the rows of a sink up to what was done with them.
+"""Graph: the physical plan of an execution, and the paths in it that lead up from the rows of a sink.
 
 Decides which nodes on such a path read to the end of their input (a list; other nodes prove nothing), which cut rows
 off, which group them, and which write. Recognizes rows by the names of the acker's functions (:class:`Places`), and
@@ -71,10 +71,10 @@ _V2 = re.compile(
 class Places:
     """How to recognize the rows of a sink in what Spark ran.
 
-    ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, a function
-    that a node below that node must run. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
-    partitions of each watched RDD, by (tag, number in notes). ``calls``: where the client's own calls deliver to, by
-    the call site that the executions within them have.
+    ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, a function that
+    a node below that node must run. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
+    partitions of each watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the
+    call site that the executions within a call have.
     """
 
     functions: tuple[str, ...]
@@ -188,7 +188,8 @@ class Graph:
 
     def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
         """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_ended``: this
-        execution itself has read the rows to the end of a task. False if it reads rows that another one cached."""
+        execution itself has read the rows to the end of a task. ``has_ended`` is False if the execution reads rows that
+        another execution cached."""
         found = self._found(places)
         names = {self._nodes[above][0] for number in found for path in self._paths_up(number) for above in path}
         if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):

@@ -27,7 +27,7 @@ _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace
 _VIEW = re.compile(r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
 # The plan nodes of statements that contain a query.
 _HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
-# How much of a statement names it in messages.
+# Messages name a statement by this many characters of its text.
 _PLACE_CHARS = 80
 _PATCHED = ("sql", "createDataFrame")
 _TRAILS = "_acker_trails"
@@ -76,7 +76,8 @@ def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Tra
         ]
         with ExitStack() as stack:
             if delivers:
-                # A statement has one call site, so it can lead to the first sink only. Others are found by their plans.
+                # A statement has one call site, so it can lead to the first sink only. For the other sinks, the plan
+                # shows their rows.
                 stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
             try:
                 made = sql(*args, **kwargs)
@@ -102,7 +103,7 @@ def _following_frames(create: Callable[..., Any]) -> Callable[..., Any]:
 
 def _analysed(spark: SparkSession, text: str) -> Hashable | None:
     """Analyse the query of a statement (else the statement itself), without running it. Return a key that is equal for
-    two statements that do the same; None if Spark refuses the query, or it has parameters.
+    two statements that do the same; None if Spark refuses the query, or the query has parameters.
 
     The key leaves out the target, whose table may not exist at first: the caller compares the statement's text.
     """

@@ -146,7 +146,7 @@ class Witness:
 
     @contextmanager
     def tagging_jobs(self, context: SparkContext) -> Iterator[None]:
-        """Tag this thread's jobs while the block runs: their caller observes how they end."""
+        """Tag this thread's jobs while the block runs. The code that begins these jobs observes how they end."""
         tag = JOB_TAG + self.tag
         had_it = tag in context.getJobTags()
         context.addJobTag(tag)
@@ -231,7 +231,8 @@ class Trail:
         return replace(self, steps=(*self.steps, step))
 
     def beside(self, others: Iterable[Trail]) -> Trail:
-        """Return the trail of a frame or RDD made from this one and ``others``. It has all rows only if each has."""
+        """Return the trail of a frame or RDD made from this one and ``others``. The made frame or RDD has all rows only
+        if each of them has."""
         trails = [self, *others]
         return replace(
             self,
@@ -243,7 +244,8 @@ class Trail:
         )
 
     def target(self, place: str, *what: Hashable) -> Target:
-        """Return the target of a delivery of these rows. ``what``: the call's arguments that say where to."""
+        """Return the target of a delivery of these rows. ``what``: the arguments of the call that name the
+        destination."""
         return Target(place, (what, self.steps))
 
     def is_cut(self, cut: Collection[str]) -> bool:

@@ -20,7 +20,7 @@ from acker_client.settings import Settings
 from acker_client.spark.driver.session import SessionError, check_session, settings_of
 
 PACKAGES = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba")
-# There are more tasks than cores, so that an executor that starts slowly gets one too.
+# There are more tasks than cores, so that an executor that starts slowly gets a task too.
 _TASKS_A_CORE = 2
 
 
@@ -144,7 +144,7 @@ def _driver_versions() -> dict[str, str]:
 
 
 def _executors_known(spark: SparkSession) -> int:
-    """Return how many executors Spark knows now. The driver counts as one only in a local session."""
+    """Return how many executors Spark knows now. The driver counts as an executor only in a local session."""
     context: Any = spark.sparkContext
     known = int(context._jsc.sc().getExecutorMemoryStatus().size())
     return known if str(context.master).startswith("local") and "cluster" not in str(context.master) else known - 1

@@ -16,7 +16,7 @@ from acker_client.spark.worker.rows import struct_type
 def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
     """Return ``df`` with column names that PySpark can hand to a Python function, and the names to restore there.
 
-    The names are () if the columns already have their own.
+    The names are () if PySpark can hand over the columns under their own names.
     """
     names = df.columns
     is_plain = not any("." in name or "`" in name or name == "*" for name in names)
@@ -28,7 +28,7 @@ def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
 def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
     """Return the tracking columns of a step's output, from the tracking ``columns`` of its input.
 
-    The anchors of the output are thin if those of the input are, otherwise packed (see ``anchors``).
+    The anchors of the output are thin if the anchors of the input are thin, otherwise packed (see ``anchors``).
     """
     if columns == THIN:
         return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]

@@ -23,7 +23,7 @@ ACK = "acker_ack_"
 READS = "acker_reads_"
 # Prefix of the function that marks checkpointed rows of a sink in a plan.
 AGAIN = "acker_again_"
-# Prefix of the tag of a followed RDD's jobs, whose end the client observes at its call.
+# Prefix of the tag of a followed RDD's jobs. The client observes their end at the calls that begin them.
 JOB_TAG = "acker-"
 
 FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12})$", re.DOTALL)
@@ -46,8 +46,8 @@ class Node:
     """One applied tracked step: a source's read, an operator, a built-in operator.
 
     ``batches``: the batches whose rows it takes, held weakly. ``moving_boundaries``: a second evaluation may split the
-    rows that reach this step into tasks differently. ``moves``: the reason is a node between this step and the step
-    before it. ``is_moved``: the reason is a node between this step and a step that takes its rows.
+    rows that reach this step into tasks differently. ``moves``: the boundaries move because of a node between this step
+    and the step before it. ``is_moved``: they move because of a node between this step and a step that takes its rows.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Node:
 
     @property
     def batches(self) -> tuple[object, ...]:
-        """Its batches. Raises ``LookupError`` if one of them is settled and forgotten."""
+        """The batches of the step. Raises ``LookupError`` if one of them is settled and forgotten."""
         batches = tuple(batch for ref in self.batch_refs if (batch := ref()) is not None)
         if len(batches) < len(self.batch_refs) or not batches:
             raise LookupError(f"the batch of {self} is settled and forgotten: take the frame from the batch at hand")
@@ -135,9 +135,10 @@ def is_ours(function: str) -> bool:
 
 
 def consume(nodes: Sequence[Node], consumer: Consumer) -> bool:
-    """Mark the rows of all ``nodes`` as taken by ``consumer``, and return whether it had taken them before.
+    """Mark the rows of all ``nodes`` as taken by ``consumer``, and return whether ``consumer`` had taken any of them
+    before.
 
-    Raises :class:`Consumed` for the first node whose rows go to another consumer, and then marks none.
+    Raises :class:`Consumed` for the first node whose rows go to another consumer, and then marks no node.
     """
     with _lock:
         taken = [node for node in nodes if node.consumer is not None]

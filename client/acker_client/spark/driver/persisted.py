@@ -46,7 +46,7 @@ class Persisted:
         self._is_ours = False
 
     def persist(self) -> None:
-        """Persist the frame, unless the user has, and count its rows. This reads the whole frame."""
+        """Persist the frame, unless the user has persisted it, and count its rows. This reads the whole frame."""
         self._is_ours = not self._is_kept
         if self._is_ours:
             # Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice as

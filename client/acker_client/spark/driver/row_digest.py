@@ -40,7 +40,7 @@ def _null_mask(names: Sequence[str]) -> str:
 
 
 def _parts(value: str, kind: DataType) -> list[str]:
-    """Return SQL expressions: what goes into the hash for a value of this type, without its null bit."""
+    """Return SQL expressions that go into the hash for a value of this type. The null bit is not among them."""
     if isinstance(kind, MapType):
         entry = StructType().add("key", kind.keyType, False).add("value", kind.valueType, kind.valueContainsNull)
         return _parts(f"map_entries({value})", ArrayType(entry, False))

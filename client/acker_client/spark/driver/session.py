@@ -239,9 +239,11 @@ def ensure_java() -> Path:
 
 
 def ensure_python() -> str:
-    """Make workers run this interpreter, unless ``PYSPARK_PYTHON`` names one of the same version. Return its path.
+    """Make workers run this interpreter, unless ``PYSPARK_PYTHON`` names one of the same version. Return the path that
+    workers run.
 
-    Raises :class:`SessionError` if it names another version or none that runs.
+    Raises :class:`SessionError` if ``PYSPARK_PYTHON`` names an interpreter of another version, or a file that does not
+    run.
     """
     named = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _check_interpreter(named, "PYSPARK_PYTHON")
@@ -263,7 +265,7 @@ def refuse_open_channels() -> None:
 
     PySpark starts its JVM through a plain fork, which runs gRPC's handlers and may then hang for ever.
     """
-    grpc = sys.modules.get("grpc")  # not imported here: a process that has not imported it has no channel
+    grpc = sys.modules.get("grpc")  # gRPC is not imported here: a process that has not imported gRPC has no channel
     if grpc is None or SparkContext._gateway is not None:
         return
     if any(isinstance(found, grpc.Channel) for found in gc.get_objects()):
@@ -321,7 +323,7 @@ def _packaged_java() -> Path:
 
 @functools.cache
 def _java_version(java: str) -> int:
-    """Return the feature version of a Java, as 17; 0 if it is unknown."""
+    """Return the feature version of a Java installation, such as 17; 0 if it is unknown."""
     try:
         printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):

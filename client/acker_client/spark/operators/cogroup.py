@@ -1,4 +1,4 @@
-"""Cogroup: a user's function over the rows of two frames with the same key. Its output descends from both.
+"""Cogroup: a user's function over the rows of two frames with the same key. The output descends from both frames.
 
 Decides which of the two frames are tracked. The function may read the rows of a plain table, but these are never
 parents. Also decides the order in which the function sees rows, because its result often depends on the order.
@@ -66,8 +66,8 @@ def cogroup(
     of its parents on either side, as ``[[0, 1], []]`` (None: no row has parents on that side). It may return ``(rows,
     "all")`` if there is at most one row, which descends from all rows of both sides. Each row needs at least one parent
     in a tracked frame, and carries the anchors of all its parents, at most ``parents_max``. Rows that are not named as
-    parents are acked. One of the frames may be a plain table. The function may name its rows, but they are ignored as
-    parents. Keys that occur only in the plain table are left out.
+    parents are acked. One of the frames may be a plain table. The function may name rows of the plain table, but they
+    are ignored as parents. Keys that occur only in the plain table are left out.
     """
     columns = tuple(column_names(keys, "cogroup", "keys"))
     check_declared(schema, "@cogroup", "@cogroup('sku', 'sku string, total int')")

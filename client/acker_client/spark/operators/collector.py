@@ -44,7 +44,7 @@ class Collector:
 
         words = batch.df.rdd.mapPartitions(work)
 
-    ``operator``: its name, which goes into edges and reports. ``servers``: a ``Settings`` (see
+    ``operator``: the collector's name, which goes into edges and reports. ``servers``: a ``Settings`` (see
     :func:`collector_settings`) or addresses. None: the servers of the session (``spark.acker.servers``), as the thread
     that took the batch saw them. Every emit under a row must come before the row's ack or fail. Not thread-safe.
     """
@@ -69,9 +69,9 @@ class Collector:
     def emit(self, value: Any, anchors: Iterable[Any]) -> Row:
         """Return ``value`` as a Row anchored to the records ``anchors`` (which have tracking columns). Yield this Row.
 
-        The Row has the fields of ``value`` (one field ``value`` unless that is a Row or dict) and its anchors. The
-        anchors are thin if there is at most one and the inputs were thin. An edge is a hash of the Row's content, and
-        of the number of rows emitted before under the same anchor.
+        The Row has the fields of ``value`` if that is a Row or dict, otherwise one field ``value``. It also has its
+        anchors. The anchors are thin if there is at most one and the inputs were thin. An edge is a hash of the Row's
+        content, and of the number of rows emitted before under the same anchor.
         """
         fields = _fields(value)
         content = hash_content(list(fields.values()))

@@ -49,7 +49,8 @@ class Declared:
         return declared_fields(self.schema, f"operator {name!r}")
 
     def kept_of(self, given: Sequence[str], schema: StructType, name: str) -> tuple[str, ...]:
-        """Return the columns to keep of an input with the columns ``given``. ValueError names those it cannot keep."""
+        """Return the columns to keep of an input with the columns ``given``. Raises ValueError with the columns that
+        cannot be kept."""
         keep = tuple(given) if self.keep == "*" else self.keep
         missing = [column for column in keep if column not in given]
         if missing:
@@ -99,8 +100,8 @@ def check_declared(schema: Any, label: str, example: str) -> None:
 def checked_function(function: Any, name: str | None, label: str, takes: str) -> str:
     """Return the name of a step made of a user's function with one argument: ``name``, or the function's own.
 
-    ``label``: how it is declared, as ``@operator``. ``takes``: a description of the argument. Raises TypeError or
-    ValueError if the function cannot be a step.
+    ``label``: how the step is declared, such as ``@operator``. ``takes``: a description of the argument. Raises
+    TypeError or ValueError if the function cannot be a step.
     """
     chosen = checked_name(function, name, label)
     if not accepts_arguments(function, 1):
@@ -141,7 +142,8 @@ def checked_name(function: Any, name: str | None, label: str) -> str:
 
 
 def refuse_no_frame(df: Any, what: object, test: str) -> None:
-    """Raise TypeError if ``df`` is not a DataFrame. ``what`` is applied to it; ``test`` shows how to try it without."""
+    """Raise TypeError if ``df`` is not a DataFrame. ``what``: the step that was applied to ``df``; ``test``: the call
+    that tries the step without Spark."""
     if not isinstance(df, DataFrame):
         raise TypeError(f"{what!r} is applied to a DataFrame, got {kind_of(df)}; to try it without Spark, use {test}")
     refuse_connect(df, repr(what))
@@ -195,7 +197,8 @@ def refuse_untracked(df: Any, what: str) -> None:
 
 
 def refuse_connect(df: DataFrame, what: str) -> None:
-    """Raise ``Refused`` for a Spark Connect frame. Must come before any use of its columns, which calls the server."""
+    """Raise ``Refused`` for a Spark Connect frame. Must come before any use of the columns of ``df``, because that
+    calls the Connect server."""
     if compat.is_connect(df):
         raise refusals.connect_frame(what)
 

@@ -1,7 +1,7 @@
 """A sink that writes rows to a topic, and hands their trees on to the job that reads the topic.
 
 The messages written for a row are its children. Their edges travel in message headers, and enter the tree together with
-the row's own ack. The edges are derived from what is written, so that a repeated task writes the same ones. A task
+the row's own ack. The edges are derived from what is written, so that a repeated task writes the same edges. A task
 reports only after every replica of the topic has its messages, and does not report if one message was refused.
 """
 
@@ -33,7 +33,7 @@ class Messages(Protocol):
     """The destination of messages. Picklable; opened in the task. Its ``str()`` names the destination."""
 
     def write(self, messages: Iterable[Message]) -> None:
-        """Write the messages in order. Returns when they are durable; raises if one is not."""
+        """Write the messages in order. Returns when all are durable; raises if a message is not."""
         ...
 
 

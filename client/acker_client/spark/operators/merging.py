@@ -36,7 +36,7 @@ from acker_client.spark.worker.rows import arrow_schema
 # An internal column between the two plan nodes of the step. The user never sees it.
 ACCOUNT = "_acker_account"
 
-# The first byte of an account says what its row is: one of the user's, or a placeholder for a group without output.
+# The first byte of an account says whether its row is a row of the user's or a placeholder for a group without output.
 _ROW, _PLACEHOLDER = b"r", b"g"
 
 PARENTS_MAX = 100_000
@@ -91,8 +91,8 @@ def with_accounts_taken(grouped: DataFrame, upstream: plan.Upstream, name: str, 
 class Merging:
     """The options of a step that merges rows, as its tasks see them.
 
-    ``label``: its name in error messages. ``large``: whether Spark uses 64-bit offsets for strings and bytes, as far as
-    the session's configuration says.
+    ``label``: the step's name in error messages. ``large``: whether Spark uses 64-bit offsets for strings and bytes, as
+    far as the session's configuration says.
     """
 
     label: str
@@ -245,7 +245,8 @@ def _filter_rows(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
 
 
 def _is_large(schema: pa.Schema, otherwise: bool) -> bool:
-    """Whether Spark passes and expects 64-bit offsets for strings and bytes; ``otherwise`` if ``schema`` has none."""
+    """Whether Spark passes and expects 64-bit offsets for strings and bytes; ``otherwise`` if ``schema`` has no such
+    fields."""
     for field in schema:
         if pa.types.is_large_string(field.type) or pa.types.is_large_binary(field.type):
             return True

@@ -192,7 +192,7 @@ def arrow_operator(
 ) -> Callable[[BatchFunction], Operator]:
     """Make a batch operator over ``pyarrow.RecordBatch``, like :func:`pandas_operator`.
 
-    The function returns a RecordBatch or Table, or that and ``parents``. If it raises, it is called again with each
+    The function returns a RecordBatch or Table, alone or with ``parents``. If it raises, it is called again with each
     half of the batch, down to the single rows that cause the error.
     """
     declaration = declared("arrow", schema, keep, name, on_error, deterministic)

@@ -50,7 +50,7 @@ class ChosenRows(Protocol):
 
 
 def refuse_columns(names: Sequence[str]) -> str:
-    """Return why a frame with these columns cannot be tracked; "" if it can."""
+    """Return why a frame with these columns cannot be tracked; "" if it can be tracked."""
     taken = reserved(names)
     return f"the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}" if taken else ""
 
@@ -112,7 +112,7 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
 def _checked(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[pa.RecordBatch, Positions, Column]]:
     """Yield the non-empty batches of a task, with the places and digests of their rows.
 
-    Raises ``OtherRows`` if these differ from what was counted, or if at the end rows of the partition are missing.
+    Raises ``OtherRows`` if the rows differ from the counted rows, or if at the end rows of the partition are missing.
     """
     check, partition = PageCheck(pages), -1
     for batch in batches:

@@ -36,8 +36,8 @@ class Upstream:
     """The tracked steps whose rows reach a consumer, one for each leg of a union.
 
     ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may split these rows into tasks
-    differently. ``moves``: a node between these steps and the consumer is the reason. ``repeated``: the same sink has
-    taken these rows before.
+    differently. ``moves``: the boundaries move because of a node between these steps and the consumer. ``repeated``:
+    the same sink has taken these rows before.
     """
 
     nodes: tuple[Node, ...]
@@ -232,7 +232,8 @@ class _Walk:
             self.moving = True
 
     def _is_cached(self, moving: Plan) -> bool:
-        """Whether ``moving``, or a frame between it and the consumer, is cached: then it is evaluated once."""
+        """Whether ``moving``, or a frame between it and the consumer, is cached. If so, ``moving`` is evaluated only
+        once."""
         session = self._session._jsparkSession
         cache = session.sharedState().cacheManager()
         above = self._df._jdf.queryExecution().analyzed()
@@ -285,7 +286,7 @@ def _source_of(expression: Any) -> Any | None:
 
 
 def _is_null(expression: Any) -> bool:
-    """Whether a projected expression is null, which ``allowMissingColumns`` puts in for a column that a leg lacks."""
+    """Whether a projected expression is null. ``allowMissingColumns`` puts a null in for a column that a leg lacks."""
     while expression.getClass().getSimpleName() in ("Alias", "Cast"):
         expression = expression.child()
     return expression.getClass().getSimpleName() == "Literal" and expression.value() is None
@@ -336,7 +337,7 @@ def _refuse_doubles(nodes: list[Node], consumer: str) -> None:
 
 
 def _is_tracked(plan: Plan) -> bool:
-    """Whether a node is a tracked step of any batch, also of a forgotten one."""
+    """Whether a node is a tracked step of any batch, including forgotten batches."""
     return plan.getClass().getSimpleName() in _STEPS and lineage.is_ours(plan.functionExpr().name())
 
 

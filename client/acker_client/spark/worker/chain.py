@@ -99,7 +99,8 @@ class Chain:
         entered, tallies = list[Report](), list[Tally]()
         flow = self.entry.rows(batches, entered)
         for step in self.steps:
-            # Only the first step checks for copies, and only of rows from outside: none can arise within the chain.
+            # Only the first step checks for copies, and only if its rows come from outside: no copy can arise within
+            # the chain.
             tallies.append(Tally(step.name, finds_copies=self.entry.from_outside and not tallies))
             flow = _through(step.start(tallies[-1]), flow)
         for rows in flow:
@@ -136,7 +137,8 @@ def task_function(chain: Chain) -> Callable[[Iterable[pa.RecordBatch]], Iterator
 class Sender:
     """Sends reports from inside a task and waits for each answer. Loads grpc only here.
 
-    Leaves out a silent server only if a note can tell the source, because the source has to leave it out as well.
+    Leaves out a silent server only if a note can tell the source about that server, because the source has to leave it
+    out as well.
     """
 
     def __init__(self, settings: Settings, note_writer: NoteWriter | None = None) -> None:

@@ -37,10 +37,10 @@ NOTES = "spark.acker.notes"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One note. ``tag``: the tracked step that it is about; the batch if ``kind`` is *without*. ``execution``: the SQL
-    execution, -1 in an RDD job. ``stage``: Spark's stage id. ``rdd``, ``index``: the watched RDD and its partition, or
-    -1. If ``kind`` is *without*, ``index`` is the server's id. ``is_empty``: the partition has no rows. ``function``:
-    the function that ended early, if ``kind`` is *cut*."""
+    """One note. ``tag``: the tracked step that the note is about; the batch if ``kind`` is *without*. ``execution``:
+    the SQL execution, -1 in an RDD job. ``stage``: Spark's stage id. ``rdd``, ``index``: the watched RDD and its
+    partition, or -1. If ``kind`` is *without*, ``index`` is the server's id. ``is_empty``: the partition has no rows.
+    ``function``: the function that ended early, if ``kind`` is *cut*."""
 
     kind: Kind
     tag: str
@@ -112,7 +112,7 @@ class NoteStore:
             self._kept.setdefault(tag, [])
 
     def forget_notes(self, tags: Collection[str]) -> None:
-        """Drop the notes of ``tags``, also those that arrive later."""
+        """Drop the notes of ``tags``, including notes that arrive later."""
         with self._lock:
             for tag in tags:
                 self._kept.pop(tag, None)

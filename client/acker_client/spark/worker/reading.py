@@ -1,6 +1,6 @@
 """Reading: watches the user's functions over partitions and batches from inside a task.
 
-A function that ends before its input does leaves a note. A partition that is read to its end leaves another one.
+A function leaves a note if it ends before its input. A partition that is read to its end leaves another one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def to_its_end(
 
 
 class _Watched:
-    """An iterator over the parts of an input that sees how far it was read. ``size``: returns a part's number of
+    """Iterates over the parts of an input, and records how far the input was read. ``size``: returns a part's number of
     rows."""
 
     def __init__(self, parts: Iterable[Any], size: Callable[[Any], int]) -> None:
@@ -61,7 +61,8 @@ class _Watched:
     def is_read(self) -> bool:
         """Whether the input was read until it ended, or had no rows.
 
-        A function that takes the last part and asks for no other may have used only some rows of it.
+        A function that takes the last part, but does not ask for another part, may have used only some rows of the last
+        part.
         """
         return self._has_ended or not (self._has_given or any(map(self._size, self._parts)))
 
@@ -81,7 +82,8 @@ def over_batches(function: Any, name: str, tag: str, note_writer: NoteWriter) ->
 
 
 def over_partitions(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
-    """Wrap a function over (index, rows) of a partition in the same way. ``name``: the function's name in the note."""
+    """Wrap a function over (index, rows) of a partition, as :func:`over_batches` does. ``name``: the function's name in
+    the note."""
 
     def reading(index: int, rows: Iterable[Any]) -> Iterator[Any]:
         given = _Watched(rows, lambda _: 1)

@@ -42,13 +42,13 @@ _PANDAS_HINTS = {
 
 
 class OperatorError(TypeError):
-    """A batch operator broke its contract: what it returned does not fit its schema or its input. The task fails."""
+    """A batch operator broke its contract: its result does not fit its schema or its input. The task fails."""
 
 
 def checked_batch(given: Any, schema: pa.Schema, rows: int, subject: str) -> tuple[list[Any], Positions | None]:
-    """Return the declared columns and the parents from what a batch operator returned for ``rows`` rows.
+    """Return the declared columns and the parents from the result of a batch operator for ``rows`` rows.
 
-    The parents are None if it returned none. Raises :class:`OperatorError`.
+    The parents are None if the operator returned no parents. Raises :class:`OperatorError`.
     """
     data, parents = _with_parents(given, subject)
     columns, children = checked_columns(data, schema, subject)
@@ -138,7 +138,7 @@ def kind_of(value: Any) -> str:
 
 
 def _with_parents(given: Any, subject: str) -> tuple[Any, Any]:
-    """Split what a batch operator returned into (rows, parents or None)."""
+    """Split the result of a batch operator into (rows, parents or None)."""
     if not isinstance(given, tuple):
         return given, None
     if len(given) != 2:
@@ -182,7 +182,7 @@ def _checked_column(data: pa.RecordBatch, field: pa.Field, subject: str) -> Any:
 
 
 def _pandas_column(series: Any, field: pa.Field, subject: str) -> Any:
-    # The dtype of an all-null column says nothing about its type, but Arrow would convert from it.
+    # The dtype of an all-null column says nothing about its type, but Arrow would convert from that dtype.
     if series.isna().all():
         return pa.nulls(len(series), field.type)
     try:

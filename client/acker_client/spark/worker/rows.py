@@ -77,7 +77,7 @@ def struct_type(schema: str | StructType) -> StructType:
 
 
 def checked_schema(schema: Any, subject: str, example: str) -> StructType | None:
-    """Return the schema that ``subject`` is declared with; None if only a session can read it, and there is none.
+    """Return the schema that ``subject`` is declared with; None if only a session can read it, and there is no session.
 
     ``subject``: the decorator, for errors; ``example``: how to write it with a schema. Raises TypeError or ValueError
     for anything but a schema.
@@ -152,7 +152,7 @@ class RowReader:
 
 
 class RowWriter:
-    """Makes Arrow columns from what a row operator returns. Not picklable; made in the task."""
+    """Makes Arrow columns from the results of a row operator. Not picklable; made in the task."""
 
     def __init__(self, schema: StructType) -> None:
         self._schema = schema
@@ -161,7 +161,7 @@ class RowWriter:
         self._converters = [_to_arrow(field.dataType) for field in schema.fields]
 
     def returned_rows(self, given: Any) -> list[Any]:
-        """Return what a call returned (None, one row, or any iterable of rows) as a list. Runs a generator to its end.
+        """Return the result of a call (None, one row, or any iterable of rows) as a list. Runs a generator to its end.
 
         Raises :class:`Mismatch` for a frame or table, because Python would iterate over its columns.
         """
