@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-# A name of PARTS, and columns.
+# The name of a part (a key of PARTS), and the part's columns.
 StatePart = tuple[str, dict[str, Array]]
 
 FORMAT = 2
@@ -30,7 +30,7 @@ PARTS = {
 
 
 def next_part(name: str, parts: Iterator[StatePart]) -> dict[str, Array]:
-    """Return the columns of the next part. Raises ValueError unless it is ``name`` with its columns."""
+    """Return the columns of the next part. Raises ValueError if it is not the part ``name`` or has wrong columns."""
     found, columns = next(parts, ("nothing", {}))
     if found != name:
         raise ValueError(f"expected part {name}, found {found}")

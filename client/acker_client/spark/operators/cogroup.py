@@ -63,11 +63,12 @@ def cogroup(
     plain table come in an order that is always the same.
 
     The function returns ``(rows, of_left, of_right)``: a Table or RecordBatch, and for each of its rows the positions
-    of its parents on either side, as ``[[0, 1], []]`` (None: no row has parents on that side). It may return ``(rows,
-    "all")`` if there is at most one row, which descends from all rows of both sides. Each row needs at least one parent
-    in a tracked frame, and carries the anchors of all its parents, at most ``parents_max``. Rows that are not named as
-    parents are acked. One of the frames may be a plain table. The function may name its rows, but they are ignored as
-    parents. Keys that occur only in the plain table are left out.
+    of its parents on either side, as ``[[0, 1], []]``. ``of_left`` or ``of_right`` is None if no row has parents on
+    that side. The function may return ``(rows, "all")`` if there is at most one row, which descends from all rows of
+    both sides. Each row needs at least one parent in a tracked frame, and carries the anchors of all its parents, at
+    most ``parents_max``. Rows that are not named as parents are acked. One of the frames may be a plain table. The
+    function may name rows of the plain table, but they are ignored as parents. Keys that occur only in the plain table
+    are left out.
     """
     columns = tuple(column_names(keys, "cogroup", "keys"))
     check_declared(schema, "@cogroup", "@cogroup('sku', 'sku string, total int')")
@@ -204,7 +205,7 @@ class _Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two frames as a task sees it. ``names``: its column names, if Spark passes them under other names."""
+    """One of the two frames in a task. ``names``: the frame's column names; () if Spark passes them unchanged."""
 
     names: tuple[str, ...] = ()
     is_tracked: bool = True
@@ -249,8 +250,8 @@ class CogroupTask:
     def checked(self, given: Any, left: int, right: int) -> Made:
         """Return the declared columns and the parents of each row. Raises :class:`OperatorError`.
 
-        ``given``: the result of the function for ``left`` and ``right`` rows. Parents are positions in the tracked rows
-        of the left side, followed by the tracked rows of the right side.
+        ``given``: the result of the function for ``left`` rows of one side and ``right`` rows of the other (counts).
+        Parents are positions in the tracked rows of the left side, followed by the tracked rows of the right side.
         """
         columns, children = self._columns(given)
         sides = (("left", left), ("right", right))
