@@ -15,7 +15,7 @@ from acker_client.source.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The expected head of a checkpoint at ``place``: its ``format``, its ``versions``, and other fields (``of``).
+    """The expected head of a checkpoint at ``place``: its ``format`` and ``versions``; ``of``: its other fields.
 
     The rest is advice for error messages: ``another`` place to name, how to ``begin_anew``, and how to keep the
     checkpoints of several sources ``apart``.

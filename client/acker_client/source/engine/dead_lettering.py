@@ -101,7 +101,7 @@ class DeadLettering:
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
         """Raise ``TooManyDeadLetters`` if dead letters are too large a share of the records of this and earlier runs.
 
-        These are the answered and the open records, so the caller has to count finished records in the parts first.
+        The share is of all answered and open records, so the caller must first count finished records as answered.
         """
         share_max, counts = self._options.max_dead_share, self._in_flight.counts
         answered = sum(self._lookup.parts.answered.values(), Answered())
