@@ -13,7 +13,7 @@ LEDGER_AND_STORM = (100_000, 1_000_000, 10_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound for one figure. ``find`` returns it from the figures of all parts; LookupError if it is not there."""
+    """A bound for one figure. ``find`` returns this figure from all figures. Raises LookupError if it is missing."""
 
     part: str
     what: str
@@ -119,7 +119,7 @@ def best_of(part: str, key: str) -> Callable[[Figures], float]:
 
 
 def worst_placing(*path: str) -> Callable[[Figures], float]:
-    """Return a function that finds the largest figure over all numbers of replicas, in views without gaps."""
+    """Return a function that finds the largest figure of all replica counts, in views without missing ids."""
     return lambda figures: max(at(*path)(run) for run in figures["placement"]["without_gaps"])
 
 

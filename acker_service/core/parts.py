@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-# A name of PARTS, and columns.
+# The name of a part (a key of PARTS), and the part's columns.
 StatePart = tuple[str, dict[str, Array]]
 
 FORMAT = 2

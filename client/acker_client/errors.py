@@ -15,7 +15,7 @@ class Unavailable(AckerError):
 
 
 class Overloaded(AckerError):
-    """The server had no room for more roots during the whole budget. The source should slow down, or get more room."""
+    """The server had no room for more roots while the client retried. The source should slow down, or get more room."""
 
 
 class Rejected(AckerError):

@@ -88,7 +88,10 @@ class Result:
 
 
 class Server:
-    """Server interface that programs need. ``stop`` restarts it on its port; ``kill``: without a clean shutdown."""
+    """Server interface that programs need. ``stop`` stops the server and starts it again on its port.
+
+    ``kill``: the server gets no clean shutdown.
+    """
 
     address: str
 
@@ -206,7 +209,7 @@ class _Runner:
             return True
         loops = {name: source.batches(self.spark) for name, source in sources.items()}
         with contextlib.ExitStack() as stack:
-            # A plain for loop closes its generator when it is left. These have names, so they must be closed here.
+            # Python closes a for loop's generator on leaving the loop. ``loops`` keeps its generators, so close them.
             for loop in loops.values():
                 stack.callback(loop.close)
             while batches := {name: batch for name, loop in loops.items() if (batch := next(loop, None)) is not None}:
@@ -239,7 +242,7 @@ class _Runner:
         if not (self._is_first and self.program.of_kind("break")):
             return True
         for batch in batches.values():
-            # Only call done() where it is true. Other tests cover a false done().
+            # Call done() only if the batch really is done. Other tests cover a false done().
             if self.program.form == "done" and self.judge.is_done(self.ordinal):
                 batch.done()
             # The end of a with block marks the batch as done.

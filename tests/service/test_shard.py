@@ -148,7 +148,7 @@ def test_a_root_is_acked_exactly_when_all_of_its_tree_is_in(seed: int, kind: str
 def split_into_reports(
     chance: random.Random, trees: Trees, number: int
 ) -> tuple[list[Apply], dict[int, set[tuple[Identity, int]]]]:
-    """Distribute inits and acks to tasks. Return messages, some lost or repeated, and per root the needed ones."""
+    """Distribute inits and acks to tasks. Return messages, some lost or repeated, and the reports of each root."""
     messages: list[Apply] = []
     sent: dict[int, set[tuple[Identity, int]]] = {root: set() for root in trees.roots}
     work: list[tuple[InitScope | None, list[tuple[int, int]]]] = [
@@ -753,7 +753,7 @@ def test_differing_results_of_two_attempts_are_never_acked() -> None:
 
 
 def test_a_restored_shard_reports_the_same_as_the_dumped_one() -> None:
-    """Restore on a machine with another clock. The test with the twin does this at random points of a run."""
+    """Restore on a machine with another clock. ``test_shard_twin`` does this at random points of a run."""
     shard = busy_shard()
     again = Shard.restore(shard.dump(1.0), incarnation=3, now=5000.0, max_pending=1000)
     assert (again.incarnation, again.generation) == (3, 2)

@@ -78,7 +78,7 @@ class DeadLetterFile:
             fcntl.flock(file, fcntl.LOCK_UN)
 
     def _locked(self) -> FileIO:
-        """Return the file at the path, locked. ``put_back`` replaces the file, so it may be another one than before."""
+        """Return the file at the path, locked. ``put_back`` may have replaced the file since the last write."""
         try:
             while True:
                 file = self._open_file()
@@ -116,7 +116,7 @@ class DeadLetterFile:
 
 
 class DeadLetterCall:
-    """A ``DeadLetterStore`` that calls a function with a list of letters. They must be durable when it returns."""
+    """A ``DeadLetterStore`` that calls a function with a list of letters. The letters must be durable on return."""
 
     __slots__ = ("_take",)
 

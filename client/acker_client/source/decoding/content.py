@@ -18,9 +18,9 @@ from acker_client.source.errors import InputChanged
 class LinePart:
     """Whole lines of one file: lines ``start`` to ``stop``, counted from 0.
 
-    They are bytes ``first_byte`` to ``stop_byte`` of its content. ``partition``: the file's absolute path. ``shown``:
-    the path as the user wrote it. For a file that may be renamed, ``inode`` identifies it, and ``path`` is where it was
-    last seen. ``packed``: how to reach the part in a gz; None for a plain file.
+    The lines are bytes ``first_byte`` to ``stop_byte`` of the content. ``partition``: the file's absolute path.
+    ``shown``: the path as the user wrote it. For a file that may be renamed, ``inode`` identifies it, and ``path`` is
+    where the file was last seen. ``packed``: how to reach the part in a gz; None for a plain file.
     """
 
     partition: str
@@ -43,7 +43,7 @@ class LinePart:
 
 
 def read_content(part: LinePart, start: int, stop: int) -> bytes:
-    """Return bytes ``start`` to ``stop`` of a file's content, fewer if it ends before. Raises :class:`InputChanged`."""
+    """Return bytes ``start`` to ``stop`` of a file's content, or fewer at its end. Raises :class:`InputChanged`."""
     if part.packed is not None:
         return _unpacked(part, part.packed, start, stop)
     try:
@@ -55,7 +55,7 @@ def read_content(part: LinePart, start: int, stop: int) -> bytes:
 
 
 def read_bytes(path: str, shown: str, start: int, stop: int) -> bytes:
-    """Return bytes of a file, fewer if it ends before ``stop``. Raises :class:`InputChanged` if it cannot be read."""
+    """Return bytes of a file, or fewer at its end. Raises :class:`InputChanged` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -65,7 +65,7 @@ def read_bytes(path: str, shown: str, start: int, stop: int) -> bytes:
 
 
 def open_part(part: LinePart) -> BinaryIO:
-    """Open the part's file. Raises ``OSError`` as ``open`` does, ``InputChanged`` if it is another file now."""
+    """Open the part's file. Raises ``OSError`` as ``open`` does, ``InputChanged`` if another file is there now."""
     return open_file(part.file, part.shown, part.inode)
 
 

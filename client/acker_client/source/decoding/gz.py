@@ -139,7 +139,7 @@ class Streams:
         self._open: dict[tuple[str, str], Unpacked] = {}
 
     def take_stream(self, path: str, digest: str, position: int) -> Unpacked | None:
-        """Remove and return a stream at or before ``position``; None if there is none. Return it with ``put_back``."""
+        """Remove and return a stream at or before ``position``, or None. Give it back with ``put_back``."""
         stream = self._open.pop((path, digest), None)
         if stream is not None and stream.position > position:
             stream.close()

@@ -49,7 +49,7 @@ class Lines:
         return self.raw[self.starts[index] : self.ends[index]]
 
     def where(self, index: int) -> str:
-        """Return the position of a line for a reason: path, line number and byte."""
+        """Return the position of a line as text for reasons: path, line number and byte."""
         return f"{self.part.shown}:{self.part.start + index + 1} (byte {self.byte(index)})"
 
     def byte(self, index: int) -> int:
@@ -116,7 +116,7 @@ class TextParser:
 
 
 def read_lines(part: LinePart) -> Lines:
-    """Read a part and find its lines. Raises :class:`InputChanged` if they differ from those that were counted."""
+    """Read a part and find its lines. Raises :class:`InputChanged` if they differ from the counted lines."""
     first, stop = part.first_byte, part.stop_byte
     if len(part) == 1 and stop - first > LINE_BYTES_MAX:
         return Lines(part, b"", np.zeros(1, np.int64), np.zeros(1, np.int64))

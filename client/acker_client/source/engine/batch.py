@@ -26,9 +26,9 @@ class Batch:
     (``break``, ``return``, an exception) abandons it, unless :meth:`done` was called. As a context manager it is done
     when its block ends. It is abandoned when an exception leaves the block, even one that is caught further out.
 
-    ``id``: ``NAME-SESSION-NUMBER``, unique across restarts. NAME is the source's, with ``_`` for every character but
-    ASCII letters, digits, ``_`` and ``.``. SESSION is random, 16 hexadecimal digits, new in each run. Replayed records
-    are in a batch with another id.
+    ``id``: ``NAME-SESSION-NUMBER``, unique across restarts. NAME is the source's name, with ``_`` for every character
+    but ASCII letters, digits, ``_`` and ``.``. SESSION is random, 16 hexadecimal digits, new in each run. Replayed
+    records are in a batch with another id.
     """
 
     number: int
@@ -49,14 +49,14 @@ class Batch:
     unfinished_because: str = ""
     # Records that are LOST because the batch failed, to be replayed in batches of their own.
     broken: list[Failures] = field(default_factory=list)
-    # Steps that take back its output if it is abandoned; None: its records may be ACKED before it is settled.
+    # Steps that remove the batch's output if the batch is abandoned. None: records may be ACKED before the settlement.
     undo: list[Callable[[], object]] | None = None
     # The rows written to each place: the same rows may be written there again.
     written: dict[str, object] = field(default_factory=dict)
 
     @property
     def df(self) -> DataFrame:
-        """Its rows, as a tracked frame."""
+        """The batch's rows, as a tracked frame."""
         df: DataFrame = self.frame.df
         return df
 
@@ -86,7 +86,7 @@ class Batch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
-            # No `vouch`: the end of the block is no evidence that the sinks have delivered their rows.
+            # No `evidence.vouch`: the end of the block is no evidence that the sinks have delivered their rows.
             self.is_done = True
         else:
             # Do not keep the exception itself: its traceback refers to the loop's generator, which would then not be

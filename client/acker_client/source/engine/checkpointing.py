@@ -52,7 +52,7 @@ class Checkpointing:
         return self._committed
 
     def sign(self, session: int) -> None:
-        """Tell the store which run commits from now on, if it records that."""
+        """Tell the store which run commits from now on, if the store records that."""
         if isinstance(self._store, SignedCheckpointStore):
             self._store.sign(Committer(self._options.name, session, platform.node(), os.getpid()))
 
@@ -97,7 +97,7 @@ class Checkpointing:
         return self._store is not None and bool(self._unsaved) and now >= self._due_s
 
     def save(self, parts: Parts[Any], now: float) -> Sequence[str]:
-        """Write unsaved partitions. Returns the ones that were not written because another source owns them by now."""
+        """Write unsaved partitions. Returns the partitions that another source owns by now, which were not written."""
         if self._store is None or not self._unsaved:
             return ()
         self._due_s = now + self._options.commit_interval_s

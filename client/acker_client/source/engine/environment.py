@@ -24,8 +24,8 @@ from acker_protocol.ids import BASE_MAX
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """How a batch is read: its records are numbered 0 to k - 1 over ``slices``. ``name``: the source's; ``pin``: the
-    servers that hold its roots."""
+    """How a batch is read: its records are numbered 0 to k - 1 over ``slices``. ``name``: the source's name; ``pin``:
+    the servers that hold the roots."""
 
     name: str
     scope: BatchScope
@@ -51,7 +51,7 @@ class Evidence(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether a sink took rows of this batch and another one together. Records of the other may be ACKED."""
+        """Whether a sink took rows of this and another batch together. Records of the other batch may be ACKED."""
         ...
 
     @property

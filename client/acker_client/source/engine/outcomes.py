@@ -1,8 +1,8 @@
 """Outcomes: take outcomes from the watcher, and act on them for records, listeners and other jobs.
 
-Decides the order of the actions: first a record gets its outcome, then the anchors are acked that another job handed on
-with it. A record counts as done only after its dead letter is on disk. ``records.in_flight`` decides what an
-outcome means for a record.
+Decides the order of the actions: first a record gets its outcome, then the anchors that another job handed on with
+the record are acked. A record counts as done only after its dead letter is on disk. ``records.in_flight`` decides what
+an outcome means for a record.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunOutcomes:
     # -- from the watcher
 
     def take_outcomes(self, wait_s: float, batch: Batch | None = None) -> bool:
-        """Take all outcomes that have arrived, and wait up to ``wait_s`` for the first. ``batch``: the open one.
+        """Take all outcomes that have arrived, and wait up to ``wait_s`` for the first. ``batch``: the open batch.
         Returns whether a server has lost ``batch``."""
         self._environment.check()
         if self._upstream is not None:

@@ -49,7 +49,7 @@ class Settling:
         self._batches = batches
         self._server_batches = server_batches
         # Settled batches that are not held, whose roots may still be pending: (time of the clock at which these are
-        # LOST, batch number, first emission, emission after the last). It keeps no batch, which would keep its frame.
+        # LOST, batch number, first emission, emission after the last). Holds no ``Batch``: that would keep its frame.
         self._outlived: deque[tuple[float, int, int, int]] = deque()
         self._broken_in_a_row = 0
         self._was_without_evidence = False

@@ -30,7 +30,7 @@ from acker_client.source.records.ranges import Ranges
 log = logging.getLogger("acker_client.source")
 
 PACKED = frozenset({".bz2", ".xz", ".zst", ".lz4", ".zip", ".tgz", ".tar", ".parquet", ".orc", ".avro"})
-# A file that is renamed during a listing may be missing in it. It counts as removed after this many such listings.
+# A listing may miss a file that is renamed meanwhile. A file counts as removed once this many listings missed it.
 MISSING_MAX = 2
 
 

@@ -125,7 +125,7 @@ def tracked(
 
     ``process(batch)`` is called for each batch of rows, including replays, as in ``Source.run``. The ``options`` apply
     to each micro-batch separately. ``batch.number`` begins at 1 in each micro-batch, so name output by ``batch.id``.
-    There is no ``checkpoint`` option, because Spark has its own. The other arguments are those of ``Frame``.
+    There is no ``checkpoint`` option, because Spark has its own. The other arguments are as for ``Frame``.
     """
     if options.get("checkpoint") is not None:
         raise ValueError(

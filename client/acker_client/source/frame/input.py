@@ -2,7 +2,7 @@
 
 Decides which rows come next (some of each partition, so that a batch keeps all tasks busy) and how a row is named (by
 its key, otherwise by partition and row). Checks that a checkpoint belongs to the same frame. A slice only lists rows.
-Spark reads them, and this module gets at values through ``PersistedRows``.
+Spark reads them, and this module gets their values through ``PersistedRows``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Broker: what the driver asks Kafka, and the commits of its group.
+"""Broker: the driver's requests to Kafka, and the commits of a consumer group.
 
 Decides how long a request is repeated, and when a commit counts as failed. Never reads a message, and does not decide
 what is done or where a source begins.
@@ -103,7 +103,7 @@ class Broker:
         self.serve()
 
     def confirm(self, timeout_s: float) -> str:
-        """Wait until all commits have succeeded. Returns why one has not, or ""."""
+        """Wait until all commits have succeeded. Returns the reason if a commit has not, else ""."""
         deadline_s = time.monotonic() + timeout_s
         while self._unconfirmed and not self._failed and time.monotonic() < deadline_s:
             self._consumer.poll(PAUSE_S)
@@ -133,7 +133,7 @@ class Broker:
                 yield topic, len(metadata.partitions)
 
     def _ask(self, what: str, ask: Callable[[float], Any], timeout_s: float | None = None) -> Any:
-        """Return the answer of ``ask``; repeat it until the timeout if no broker can answer, as without a leader."""
+        """Return the answer of ``ask``. Repeats it until the timeout while no broker can answer (no leader)."""
         limit_s = self.connection.timeout_s if timeout_s is None else min(timeout_s, self.connection.timeout_s)
         deadline_s = time.monotonic() + limit_s
         self._limit_s = limit_s

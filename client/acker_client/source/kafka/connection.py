@@ -1,9 +1,9 @@
 """Connection: the only access to confluent-kafka, which is built on librdkafka.
 
 Sets the library up so that it joins no group, commits nothing by itself, and reports a missing offset as an error
-instead of jumping to another. Turns its errors into sentences with advice. Never sends a request: ``broker``,
-``reader`` and ``topic_writer`` do. This module can be imported without the library. :func:`library` then raises an
-error that names the extra.
+instead of jumping to another offset. Turns the library's errors into sentences with advice. Never sends a
+request: ``broker``, ``reader`` and ``topic_writer`` do. This module can be imported without the library.
+:func:`library` then raises an error that names the extra.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class At(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name, like ``orders/0``."""
+        """The partition's name, like ``orders/0``."""
         return f"{self.topic}/{self.number}"
 
     @classmethod
@@ -112,7 +112,7 @@ class Topics:
         return cls(tuple(dict.fromkeys(given)))
 
     def fits(self, name: str) -> bool:
-        """Whether a topic is among them. A pattern never matches Kafka's internal topics (``__consumer_offsets``)."""
+        """Whether a topic is selected. A pattern never matches Kafka's internal topics (``__consumer_offsets``)."""
         if self.names:
             return name in self.names
         return not name.startswith("__") and re.fullmatch(self.pattern, name) is not None

@@ -181,7 +181,7 @@ def reader_of(connection: KafkaConnection) -> Reader:
 
 
 def ends_before(at: At, position: int, end: int) -> str:
-    """Return the error text for a log that is shorter than what was read of it."""
+    """Return the error text for a log that ends below offsets that were already read."""
     return (
         f"Kafka: {at.name} was read up to offset {position}, and ends at {end} now: the topic was deleted"
         " and made anew, or has lost its end. To read it from its beginning give another source name and group_id, and"

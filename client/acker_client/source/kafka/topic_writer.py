@@ -89,7 +89,7 @@ class TopicWriter:
         self._trouble = error.str()
 
 
-# Writers by process id: a worker that Spark forks must not use those of its parent.
+# Writers by process id: a worker that Spark forks must not use the writers of its parent.
 _writers: dict[tuple[int, KafkaConnection], TopicWriter] = {}
 
 

@@ -199,7 +199,7 @@ class KinesisInput:
         self._has_new_shards = False
 
     def _resume(self, name: str, committed: Committed, mark: ShardMark) -> None:
-        """Read on in a shard where the checkpoint ends."""
+        """Continue a shard where the checkpoint ends."""
         shard = self._shards[name] = ShardReading(name, self._lineage.first_of(name), committed, mark)
         if name not in self._lineage.shards and not shard.is_drained:
             shard.age_out()
@@ -233,7 +233,7 @@ class KinesisInput:
         Its checkpoint says how far the shard is done, and a read tells whether more records follow.
         """
         if self._saved is None:
-            return True  # there is no checkpoint of the group that could tell
+            return True  # without a checkpoint of the group, this is unknown
         if self._clock() < self._look_due_s.get(name, 0.0):
             return False
         committed = self._read_saved(self._saved).get(name, Committed())

@@ -57,7 +57,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPart:
-    """Positions ``start`` to ``stop`` of a shard. ``held`` has their records."""
+    """Positions ``start`` to ``stop`` of a shard. ``held`` contains the records."""
 
     partition: str
     start: int
@@ -67,7 +67,7 @@ class RecordPart:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordSlice:
-    """Numbers ``start`` to ``stop`` of a batch. ``content``: their rows as an Arrow stream, unpacked by executors."""
+    """Numbers ``start`` to ``stop`` of a batch. ``content``: the rows as an Arrow stream, unpacked by executors."""
 
     start: int
     stop: int

@@ -127,7 +127,7 @@ class ShardReading:
         return sum(held.bytes for held in self._held)
 
     def number_rows(self, rows: pa.RecordBatch) -> list[RecordPart]:
-        """Number ``rows``, the next of the shard, and hold those that are not done. Returns one part, or none."""
+        """Number ``rows``, the shard's next rows, and hold the open ones. Returns one part, or none."""
         if not rows.num_rows:
             return []
         if self._last is None:

@@ -1,4 +1,4 @@
-"""Dead letters as a source that reads each of them once more.
+"""Dead letters as a source that reads each letter's record once more.
 
 Entry points: ``put_back.PutBack``, ``store.put_back``.
 """

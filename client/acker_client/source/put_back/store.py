@@ -28,7 +28,7 @@ WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """A line of a file of dead letters: its ``number`` from 1, and the letter. If it has none, ``wrong`` says why."""
+    """A line in a file of dead letters: its ``number`` from 1 and the letter. ``wrong`` says why it has no letter."""
 
     number: int
     raw: bytes

@@ -103,7 +103,7 @@ class Effects:
 
 
 def excusing(outcomes: Outcomes, because: str) -> Outcomes:
-    """Return ``outcomes`` with LOST instead of FAILED for unfinished records. ``because`` is added to their reason."""
+    """Return ``outcomes`` with LOST instead of FAILED for unfinished records. Adds ``because`` to the reason."""
     ids = [index for index, reason in enumerate(outcomes.reasons, 1) if reason is Cause.UNFINISHED]
     if not ids:
         return outcomes
@@ -149,8 +149,8 @@ class InFlight:
         return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
 
     def end_absent(self, roots: Column) -> Counted:
-        """Count records as done because they do not exist. ``roots: uint64[n]``: their emissions; those with an outcome
-        are skipped."""
+        """Count records as done because they do not exist. ``roots: uint64[n]``: their emissions. Skips emissions
+        that have an outcome."""
         absent = self.tracker.apply_outcomes(roots, np.full(len(roots), ABSENT, np.uint8))
         self.counts.absent += len(absent.records)
         self.tracker.finish(absent.records)

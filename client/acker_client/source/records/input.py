@@ -203,7 +203,7 @@ class TakingUpInput(Input[P], Protocol[P]):
 
     @property
     def acks_upstream(self) -> bool:
-        """Whether the outcomes of the records are reported to these trees."""
+        """Whether the outcomes of the records are reported to the trees of other jobs."""
         ...
 
     def taken_up(self, chosen: Sequence[Chosen[P]]) -> list[list[HandedOn]]:
@@ -225,6 +225,6 @@ class PausableInput(Input[P], Protocol[P]):
     """An input that can pause some partitions while it plans others."""
 
     def pause(self, partitions: Collection[str]) -> None:
-        """Pause exactly these partitions until the next call. While one of them has more, the input is not at its
-        end."""
+        """Pause exactly these partitions until the next call. While a paused partition has more positions, the
+        input is not at its end."""
         ...

@@ -1,6 +1,7 @@
 """Kernels: the tracker's inner loop, compiled by numba where it is installed (the extra `spark` brings it).
 
-It passes over the outcomes once, and numpy a dozen times. The numpy code of the tracker is authoritative.
+The loop passes over the outcomes once; the tracker's numpy code does so a dozen times. The numpy code defines the
+right results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listener: callbacks for what happens to records; in columns, not record by record."""
+"""Listener: callbacks for what happens to records. One call gets many records, in columns."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class CheckpointStore(Protocol):
 @runtime_checkable
 class SharedCheckpointStore(CheckpointStore, Protocol):
     """A checkpoint that the sources of a group share. Each writes only the partitions that it owns. ``save`` raises
-    ``Fenced`` for partitions that another source owns by now, after it has saved the others."""
+    ``Fenced`` for partitions that another source owns by now, after it has saved the other partitions."""
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
         """Return the last saved state of partitions that were just assigned. Omits partitions without a saved state."""

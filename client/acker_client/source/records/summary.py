@@ -11,8 +11,8 @@ class Counts:
     ``revoked`` (went to another source while open), ``dropped`` (not acked, and the guarantee allows no retry).
     Emissions: ``replayed`` (beyond the first), ``differed`` (servers disagreed about them), ``saved`` (a second server
     saved them from a replay). Outcomes: ``acked``, ``failed``, ``timed_out``, ``lost``, ``repeated`` (the emission had
-    one already), ``foreign`` (not of this source). ``short_of_replicas``: batches whose tasks reported to fewer servers
-    than asked."""
+    an outcome already), ``foreign`` (the emission is not of this source). ``short_of_replicas``: batches
+    whose tasks reported to fewer servers than asked."""
 
     records: int = 0
     acked: int = 0

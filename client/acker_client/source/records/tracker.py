@@ -44,8 +44,8 @@ NO_RECORDS: RecordNumbers = np.empty(0, np.int64)
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The outcomes that counted: ``records: int64[m]``, ``roots: uint64[m]``, ``verdicts: uint8[m]``, and ``indices:
-    int64[m]`` into the given outcomes. The numbers of the others: ``repeated`` (the emission had an outcome before) and
-    ``foreign`` (not of this source)."""
+    int64[m]`` into all outcomes of the call. Numbers of outcomes that did not count: ``repeated`` (the emission had an
+    outcome before) and ``foreign`` (the emission is not of this source)."""
 
     records: RecordNumbers
     roots: Column
@@ -57,7 +57,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class EmissionRange:
-    """Emissions number ``start`` to ``stop``. The k-th emits record ``records[k]`` with root id ``roots[k]``."""
+    """Emissions from number ``start`` to ``stop``. The k-th emits record ``records[k]`` with root id ``roots[k]``."""
 
     start: int
     stop: int
@@ -70,7 +70,7 @@ class EmissionRange:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """The ``records`` of the outcomes that counted, and ``where``: the indices of these outcomes in the given ones."""
+    """The ``records`` of the outcomes that counted, and ``where``: their indices among all outcomes of the call."""
 
     records: RecordNumbers
     where: RecordNumbers
@@ -192,7 +192,7 @@ class Tracker:
         return _Applied(records, where, foreign)
 
     def end_emissions(self, start: int, stop: int, ending: int) -> Counted:
-        """End every emission of ``start <= number < stop`` without an outcome. ``ending``: a verdict or ``ABSENT``."""
+        """End each emission of ``start <= number < stop`` that is pending. ``ending``: a verdict or ``ABSENT``."""
         where = self._where_pending(start, stop)
         verdicts = np.full(len(where), ending, np.uint8)
         self._emission_state.values[where] = verdicts

@@ -28,7 +28,7 @@ class Window(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], *, fill: int = 0, start: int = 0) -> None:
         self._room: Array[Scalar] = np.full(ROOM_MIN, fill, dtype)
         self._fill = fill
-        self._first = 0  # index of the value of `start` in the room
+        self._first = 0  # index in `_room` of the value of `start`
         self.start = start
         self.stop = start
 

@@ -52,7 +52,8 @@ def range_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners
 
 def sticky_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
     """Let each consumer keep the partitions that it owns, up to the size of its share. Give the rest, in order, to
-    consumers with fewer. Consumers that own most get the larger shares, so that no partition moves without need."""
+    consumers with fewer. Consumers that own the most partitions get the larger shares, so that no partition
+    moves without need."""
     shares: Shares = {consumer: [] for consumer in subscriptions}
     by_consumers: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for topic, its_partitions in _by_topic(partitions).items():

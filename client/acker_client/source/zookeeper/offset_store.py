@@ -39,7 +39,7 @@ from acker_client.source.zookeeper.znodes import (
 NODE_BYTES = 1_000_000
 # Size in bytes of one operation in a request, without its content and path.
 OVERHEAD = 64
-# Log a warning when a node is fuller than this.
+# Log a warning when a larger share of a node is used.
 WARN_SHARE = 0.5
 # How much longer than the session timeout to wait until ZooKeeper removes the lock of a dead process.
 MARGIN_S = 5.0
@@ -76,7 +76,7 @@ class ZooKeeperOffsets:
 
     ``ZooKeeperOffsets(group=group)``: each source of a ``ZooKeeperGroup`` writes the partitions that it owns.
     ``ZooKeeperOffsets("zk1:2181/chroot")``: the checkpoint of one source, which one run holds at a time. ``name``: name
-    of its nodes' folder, by default the source's name. The other options are those of ``ZooKeeperGroup``.
+    of its nodes' folder, by default the source's name. The other options are as for ``ZooKeeperGroup``.
 
     ``deadline_s``: longest wait for ZooKeeper. ``node_bytes``: maximum size of a node, below ZooKeeper's
     ``jute.maxbuffer``.
@@ -299,8 +299,8 @@ class ZooKeeperOffsets:
 
     def _take_over(self, partitions: Sequence[str], contents: dict[str, bytes]) -> set[str]:
         """Rewrite nodes unchanged, or create them, so that no earlier owner can write them any more. Puts their content
-        into ``contents``. Returns the finished partitions: this source has taken them over, or does not own them. The
-        nodes of the others were written by someone else in between, so the caller tries them again."""
+        into ``contents``. Returns the finished partitions: this source has taken them over, or does not own them.
+        Another process has just written the nodes of the remaining partitions, so the caller tries them again."""
         ended = set[str]()
         nodes = self._found(partitions)
         contents |= {name: nodes[name].content if name in nodes else b"" for name in partitions}

@@ -1,4 +1,4 @@
-"""Rebalance: which partitions one consumer of a group owns, releases and claims, from what it sees. Pure.
+"""Rebalance: which partitions one consumer of a group owns, releases and claims, by ZooKeeper's content. Pure.
 
 Decides only from ZooKeeper's current content. A decision may be late, or repeated; the next one corrects it. Only a
 partition's owner node says which consumer owns it, and only one consumer can create that node. So two consumers that

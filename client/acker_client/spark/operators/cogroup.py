@@ -204,7 +204,7 @@ class _Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two frames as a task sees it. ``names``: its column names, if Spark passes them under other names."""
+    """One of the two frames in a task. ``names``: the frame's column names; () if Spark passes them unchanged."""
 
     names: tuple[str, ...] = ()
     is_tracked: bool = True
@@ -249,8 +249,8 @@ class CogroupTask:
     def checked(self, given: Any, left: int, right: int) -> Made:
         """Return the declared columns and the parents of each row. Raises :class:`OperatorError`.
 
-        ``given``: the result of the function for ``left`` and ``right`` rows. Parents are positions in the tracked rows
-        of the left side, followed by the tracked rows of the right side.
+        ``given``: the result of the function for ``left`` rows of one side and ``right`` rows of the other (counts).
+        Parents are positions in the tracked rows of the left side, followed by the tracked rows of the right side.
         """
         columns, children = self._columns(given)
         sides = (("left", left), ("right", right))
