@@ -22,7 +22,7 @@ __all__ = ["FAILURES", "BadVersionError", "NoAuthError", "NodeExistsError", "Nod
 
 # The timeout of one operation.
 ANSWER_S = 5.0
-# The version of a node that may have any.
+# Matches every version of a node.
 ANY = -1
 
 FAILURES = (KazooException, KazooTimeoutError)
@@ -146,8 +146,9 @@ class Nodes:
     def _on_kazoo_state(self, state: str) -> None:
         """Forget the last zxid before kazoo reconnects.
 
-        An ensemble that has lost its data never accepts a client that has seen a later zxid, nor does it tell it that
-        its session is over. Because of the reset, the caller must :meth:`sync` before it reads over a new connection.
+        An ensemble that has lost its data never accepts a client that has seen a later zxid (transaction id), and does
+        not say that the client's session is over. Because the client forgets the zxid, a new connection may return old
+        data until the caller has called :meth:`sync`.
         """
         if state != KazooState.CONNECTED:
             self._client.last_zxid = 0
