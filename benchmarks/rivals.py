@@ -1,4 +1,4 @@
-"""Rivals: what a Python user might write instead of the acker for the same work: XOR, completion, expiry.
+"""Rivals: two programs that a Python user might write instead of the acker, for XOR, completion and expiry.
 
 One is a dict behind gRPC with a call per record, whose reply says whether the root is complete. The other is Redis with
 a Lua function and a call per batch. Neither knows identities, batches, leases or confirmations, so a retry breaks both.
@@ -29,7 +29,7 @@ CALLS_IN_FLIGHT = 100
 BATCHES_IN_FLIGHT = 8
 EXPIRY_S = 30.0
 
-# Keys are raw root ids. A value is the ack val in two halves, since Lua's numbers are doubles, and whether the init was
+# Keys are raw root ids. A value holds the ack val in two halves (Lua's numbers are doubles), and whether the init was
 # seen. A completed root goes to a list that the source pops. A key that expires by itself notifies nobody, so a source
 # that wants an answer for every root needs the deadlines in a sorted set. Without the set (`told` 0) keys just vanish.
 LUA = """

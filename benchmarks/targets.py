@@ -13,7 +13,7 @@ LEDGER_AND_STORM = (100_000, 1_000_000, 10_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound for one figure. ``find`` returns it from the figures of all parts; LookupError if it is not there."""
+    """A bound for one figure. ``find`` takes the figures of all parts and returns that one, or raises LookupError."""
 
     part: str
     what: str
@@ -109,7 +109,7 @@ def storm_trees(figures: Figures) -> float:
 
 
 def over(ours: Callable[[Figures], float], theirs: Callable[[Figures], float]) -> Callable[[Figures], float]:
-    """Return a function that divides our figure by theirs."""
+    """Return a function that divides the acker's figure (``ours``) by the other one (``theirs``)."""
     return lambda figures: ours(figures) / theirs(figures)
 
 
