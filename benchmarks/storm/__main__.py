@@ -1,4 +1,4 @@
-"""Storm: Apache Storm's own acker and LocalCluster, from Maven Central, under the same mix of work as the acker.
+"""Storm: Apache Storm's own acker and LocalCluster, from Maven Central, under the same work as our benchmarks.
 
 Builds the small Maven project in this folder and runs the project's two programs, each in a JVM of its own. Prints one
 JSON object. Storm's log goes to .build/storm/log.

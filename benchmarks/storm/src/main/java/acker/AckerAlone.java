@@ -15,7 +15,8 @@ import org.apache.storm.tuple.TupleImpl;
  * Storm's Acker bolt alone, without queues and threads: one init and three acks a tree, at a steady number of pending trees.
  *
  * Every step starts one tree and acks three others of different ages. The oldest one gets its last ack. Therefore no
- * update finds its entry in the cache. Ids are made as the acker makes them (mix64 of a counter). No ticks. Usage: AckerAlone SECONDS PENDING...
+ * update finds its entry in the cache. Ids are made as in this project (mix64 of a
+ * counter). No ticks. Usage: AckerAlone SECONDS PENDING...
  */
 public final class AckerAlone {
     private static final int ROUNDS = 5;
