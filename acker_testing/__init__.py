@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Spark only when it is used, so that the rest works without Spark."""
+    """Import the names that need Spark only when they are used, so that the other names work without Spark."""
     if name not in ("Pipeline", "Result", "Dead", "Outcome"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,6 +1,6 @@
 """Local: a real shard in memory behind the client's transport interface, and time that passes only in ``sleep``.
 
-It answers like a server, since it runs the server's own shard. Needs the extra `service`.
+``LocalServer`` answers like a server, since it runs the server's own shard. Needs the extra `service`.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Pipeline:
 
         Strings are lines of text: ``batch.df`` has ``value string, path string, line bigint``. With ``schema`` (DDL
         text or ``StructType``), records are dictionaries or lines of JSON, and ``batch.df`` has the schema's columns.
-        ``options``: those of ``Files``. By default a record is replayed once without delay, and the run allows any
+        ``options``: options of ``Files``. By default a record is replayed once without delay, and the run allows any
         number of dead letters.
         """
         if "listener" in options:

@@ -25,7 +25,7 @@ TICK_MS = 250
 SESSION_MAX_MS = 60_000
 # The jars of PySpark that ZooKeeper needs. With all jars the start takes three times as long.
 JARS = ("zookeeper-*.jar", "slf4j-api-*.jar", "netty-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
-# Prints its process id, and ends when its standard input ends: when the parent process closes it or dies.
+# Prints ZooKeeper's process id, and kills ZooKeeper when the standard input ends: the parent process closes it or dies.
 _PROGRAM = (
     '"$@" </dev/null >>"$ACKER_ZOOKEEPER_LOG" 2>&1 & echo $!; exec >&-; cat >/dev/null; kill -9 $! 2>/dev/null; wait'
 )

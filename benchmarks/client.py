@@ -1,8 +1,8 @@
-"""Client: updates folded, slotted and serialised per second, columns in and wire bytes out.
+"""Client: updates folded, slotted and serialised per second, from columns to wire bytes.
 
 Each root has four updates, in random order. One pass folds a report (XOR per root, wire order), digests it, cuts it
 into messages and serialises them: all that a client does before the socket. No server is needed. The plain calls, one
-a record, are measured beside it: what a Storm-like loop pays for not having columns.
+for each record, are measured too: a Storm-like loop has no columns.
 
     python -m benchmarks.client [--quick]
 """
@@ -47,7 +47,7 @@ def serialised(roots: Column, vals: Column) -> list[bytes]:
 
 
 def per_second(work: Callable[[], object], amount: int, rounds: int) -> float:
-    """Return how many of ``amount`` items are done per second: the median of the rounds, after one to warm up."""
+    """Return how many of ``amount`` items are done per second: the median of the rounds, after a warm-up."""
     work()
     elapsed = []
     for _ in range(rounds):
@@ -71,7 +71,7 @@ def measure_columns(updates: int, rounds: int) -> dict[str, float]:
 
 
 def measure_plain(rounds: int) -> float:
-    """Return ``ack`` calls per second into the buffer of a plain client, including taking its content as a report."""
+    """Return ``ack`` calls per second into the buffer of a plain client, including taking the buffer's content."""
     roots, vals = columns(PLAIN_CALLS)
     rows = list(zip(roots.tolist(), vals.tolist(), strict=True))
 

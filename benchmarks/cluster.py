@@ -3,7 +3,7 @@
 Measures two things:
 
 - The cost of replicas and more servers: processor time of all processes per million updates, compared with one server.
-- What a source notices when servers come and go under load: the longest time without an outcome, the number of roots
+- The effect on a source when servers come and go under load: the longest time without an outcome, the number of roots
   that were not ACKED, and whether any outcome was missing.
 
 One process reads batches, acks them in three reports and settles them one after the other, as a Spark job would. An
@@ -213,7 +213,8 @@ EVENTS: dict[str, tuple[int, Event]] = {
 
 
 def events(folder: Path, zookeeper: ZooKeeperProcess, *, quiet_s: float) -> list[dict[str, Any]]:
-    """Return for each event the longest time between the ends of two batches, before it and from it on."""
+    """Return for each event the longest time between the ends of two batches, before the event and from its
+    start on."""
     found = []
     for replicas in (1, 2):
         for index, (name, (count, event)) in enumerate(EVENTS.items()):

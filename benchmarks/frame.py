@@ -1,10 +1,10 @@
-"""Frame: a Structured Streaming query tracked and untracked, the same work on both sides, in turn, in one session.
+"""Frame: runs a Structured Streaming query tracked and untracked, by turns in one session, with the same work.
 
 The query reads JSON files, a file a micro-batch, splits each line into words in Python (row by row, and with Arrow),
-and appends Parquet. Untracked, its foreachBatch is what a user writes without the acker. Tracked, ``tracked`` wraps the
-same foreachBatch: rows are numbered, persisted, digested and acked, at a server in a process of its own. A round runs a
-whole query over all files, from starting it to its end. ``parts`` are the pieces that tracking adds, over one such
-file.
+and appends Parquet. The untracked query has a foreachBatch as a user writes it without the acker. In the tracked query,
+``tracked`` wraps the same foreachBatch: rows are numbered, persisted, digested, and acked at a server in a process of
+its own. A round runs a whole query over all files, from its start to its end. ``parts`` measures the steps that
+tracking adds, over one such file.
 
     python -m benchmarks.frame [--quick] [--rows N] [--rounds N]
 
@@ -81,7 +81,7 @@ def untracked_rows(df: DataFrame) -> DataFrame:
 
 class Queries:
     """A streaming query over ``stream``, run repeatedly from its beginning to its end. ``key``: the columns that
-    identify its rows, which have a column ``text``."""
+    identify a row. Rows also have a column ``text``."""
 
     def __init__(self, folder: Path, stream: Callable[[], DataFrame], key: str | list[str]) -> None:
         self.key = key
@@ -137,7 +137,7 @@ def jobs(queries: Queries, kind: str) -> dict[str, Job]:
 
 
 def parts(files: JsonFiles) -> dict[str, Job]:
-    """Return the steps that tracking adds, as jobs: keep, count and digest the rows. Also reading, to compare."""
+    """Return the steps that tracking adds (keep, count and digest the rows) as jobs, and reading for comparison."""
 
     def count() -> None:
         persisted = Persisted(files.read())

@@ -1,11 +1,13 @@
 """Kafka: a job over a topic, tracked and untracked, with the same reader, on a real Apache Kafka and a real server.
 
 All jobs plan the same ranges, batch by batch, read them with the same slices, split the values into words and write
-Parquet. They take turns. There are two untracked jobs: as a user writes it without the acker (one call reads, one
-splits), and with both calls fused by hand. The tracked job also opens and settles its batches, and every record has to
-be ACKED. ``others_beside_poison_over_without``: one poison record in each partition fails at every try. The figure is
-the rate of all other records, over their rate without poison. ``stream``: a query of Structured Streaming over Spark's
-own connector, tracked and untracked, as in ``frame``.
+Parquet. They take turns. There are two untracked jobs. One is written as a user writes it without the acker: one
+call reads, and one splits. In the other, both calls are fused by hand. The tracked job also opens and settles its
+batches, and every record has to be ACKED.
+
+``others_beside_poison_over_without``: one poison record in each partition fails at every try. The figure
+is the rate of all other records, over their rate without poison. ``stream``: a query of Structured Streaming over
+Spark's own connector, tracked and untracked, as in ``frame``.
 
     python -m benchmarks.kafka [--quick] [--rounds N]
 

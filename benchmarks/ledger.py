@@ -127,7 +127,7 @@ def run(load: LedgerLoad) -> Round:
     cursor = load.watch(cursor)
     elapsed, elapsed_cpu = time.monotonic() - begin, time.thread_time() - begin_cpu
     load.watch(cursor)
-    # A step begins a generation with its first message and ends one with its last, so it has one more in between.
+    # The first message of a step begins a generation, and the last one ends one. Between them there is one more.
     between = load.shard.stats.pending
     pending = between + load.entries * ACKS / (ACKS + 1)
     updates = len(messages) * load.entries
@@ -138,7 +138,8 @@ def measure(pending: int, entries: int, rounds: int = ROUNDS) -> dict[str, float
     """Measure updates per second (median of the rounds), bytes per pending root and the longest calls. One round warms
     up.
 
-    ``longest_growing_ms``: the longest of a report of inits plus a tick, while the table grows from 0 to ``pending``.
+    ``longest_growing_ms``: the longest time of a report of inits plus a tick, while the table grows from 0 to
+    ``pending``.
     """
     load = LedgerLoad(pending, entries)
     measured = [run(load) for _ in range(rounds + 1)][1:]

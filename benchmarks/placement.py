@@ -1,9 +1,9 @@
-"""Placement: how even the members of a view are, what moves when one comes or goes, and how long placing takes.
+"""Placement: how evenly slots are placed, how many move when a member comes or goes, and how long placing takes.
 
-Views without a gap in their ids (0 to n - 1), for every n from 1 to 200: all joins of the next id, all leaves of each.
-Views with gaps: drawn. ``moved_over_least``: the number of replicas that move, divided by the least number that must
-move. A member that joins must receive its replicas, and a member that leaves must give up its own. Run it:
-``python -m benchmarks.placement``.
+Measures each join of the next id and each leave, in all views of up to 200 members without a gap in their ids (0 to
+n - 1). Views with gaps are drawn at random. ``moved_over_least``: the number of replicas that move, divided by the
+least number that must move. A member that joins must receive its replicas, and a member that leaves must give up its
+own. Run it: ``python -m benchmarks.placement``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def holds(ids: list[int], replicas: int) -> Holds:
 
 @dataclass(slots=True)
 class Moves:
-    """Moves of one kind: how many replicas of slots moved, and how many had to."""
+    """Moves of one kind: how many replicas of slots moved, and how many had to move."""
 
     moved: list[int] = field(default_factory=list)
     least: list[int] = field(default_factory=list)

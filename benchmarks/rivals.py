@@ -1,4 +1,4 @@
-"""Rivals: what a Python user might write instead of the acker for the same work: XOR, completion, expiry.
+"""Rivals: two programs that a Python user might write instead of the acker, for XOR, completion and expiry.
 
 One is a dict behind gRPC with a call per record, whose reply says whether the root is complete. The other is Redis with
 a Lua function and a call per batch. Neither knows identities, batches, leases or confirmations, so a retry breaks both.

@@ -1,4 +1,4 @@
-"""Run: every benchmark, one after the other, each in a process of its own; one JSON file and one table.
+"""Run: runs every benchmark in a process of its own, one after the other. Makes one JSON file and one table.
 
     python -m benchmarks.run [--quick] [--storm] [--kafka] [--only PART ...]
 
@@ -32,7 +32,7 @@ class Benchmark:
     quick: tuple[str, ...] = ("--quick",)
 
 
-# These fetch much from Maven Central.
+# Benchmarks that fetch much from Maven Central.
 ON_REQUEST = (Benchmark("kafka"), Benchmark("storm"))
 PARTS = (
     Benchmark("ledger", ("--pending", "10000", "100000")),

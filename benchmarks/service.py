@@ -1,8 +1,13 @@
 """Service: one server over loopback, as its callers see it.
 
-Measures updates per second as they travel (4 a root: an init and three acks, each in a report of its own) with every
-outcome arriving at the source's callback; the time from the answer to a root's last ack until that callback, under an
-open load; and the same mix through what a Python user would write instead. Nothing is folded: the client does that.
+Measures
+
+- updates per second as they travel (4 a root: an init and three acks, each in a report of its own), with every outcome
+  arriving at the source's callback;
+- the time from the answer to a root's last ack until that callback, under an open load;
+- the same mix through ``rivals``.
+
+Reports are not folded first, because the client does that.
 
     python -m benchmarks.service [--quick]
 """
@@ -234,7 +239,7 @@ def server(*flags: str) -> Iterator[str]:
 
 
 def measure(runs: int = 3, quick: bool = False) -> dict[str, Any]:
-    """Return every figure, as medians over ``runs``. The rivals do less of the same mix, with less pending."""
+    """Return every figure, as medians over ``runs``. The rivals do less of the same mix, with fewer pending roots."""
     scale = 4 if quick else 1
     ours = {
         f"reports_of_{entries // 1024}k": _median(

@@ -109,7 +109,7 @@ def storm_trees(figures: Figures) -> float:
 
 
 def over(ours: Callable[[Figures], float], theirs: Callable[[Figures], float]) -> Callable[[Figures], float]:
-    """Return a function that divides our figure by theirs."""
+    """Return a function that divides the acker's figure (``ours``) by the other one (``theirs``)."""
     return lambda figures: ours(figures) / theirs(figures)
 
 

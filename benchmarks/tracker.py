@@ -2,10 +2,11 @@
 from there into a checkpoint, memory of records in flight, lines a second out of files.
 
 Outcomes come in stretches of a million, as a watch brings them, in the order of a ledger's sweep (random) and with one
-in a hundred not acked, so that the checkpoint has as many holes. Their way is a run's: which record each is, replays
-scheduled, what is done folded into the ranges of twelve partitions, as run lengths. Emissions are of batches of half a
-million. Memory is what the process has more of with all in flight, and at its peak while outcomes come. Lines are
-counted, cut into slices and made into Arrow columns, without Spark. Medians.
+in a hundred not acked, so that the checkpoint has as many holes. As in a run, the driver finds the record of each
+outcome, schedules replays, and folds done records into the ranges of twelve partitions, as run lengths. Emissions come
+in batches of half a million. The figures of memory say by how much the process grows: with all records in flight, and
+at the peak while outcomes come. Lines are counted, cut into slices and made into Arrow columns, without Spark. All
+figures are medians.
 Run it: ``python benchmarks/tracker.py``.
 """
 

@@ -22,8 +22,8 @@ def times_of(
     warm_up: int = 1,
     measure: Callable[[Callable[[], Any]], float] = seconds_of,
 ) -> dict[str, list[float]]:
-    """Return the seconds of each job, round by round, after ``warm_up`` runs of it that do not count. The first job of
-    a round is the last of the next. ``measure``: runs a job and returns its seconds."""
+    """Return the seconds of each job, round by round, after ``warm_up`` runs of each that do not count. The first job
+    of a round is the last one of the next round. ``measure``: runs a job and returns its seconds."""
     for job in jobs.values():
         for _ in range(warm_up):
             job()

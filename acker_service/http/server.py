@@ -6,8 +6,8 @@ no limits, so this module adds them:
 - There are at most CONNECTIONS_MAX connections, each with a thread. A further one takes the place of the oldest, so
   clients that hold connections open cannot keep out a probe.
 - A connection serves one request of at most HEAD_BYTES, and is closed REQUEST_S after it was accepted.
-- One thread at a time renders each page. So many scrapers together use only one thread's share of the interpreter, and
-  a slow page delays no other page. Requests get their turn in the order in which they came.
+- One thread at a time renders each page. Many scrapers together therefore use only one thread's share of the
+  interpreter, and a slow page delays no other page. Requests get their turn in the order in which they came.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Page = tuple[HTTPStatus, str, bytes]
 
 
 class _Rendered:
-    """A page, the request (``user``) whose turn it is to render it, and the requests that wait for their turn."""
+    """A page, the request (``user``) that has the turn to render the page, and the requests that wait for a turn."""
 
     def __init__(self, render: Callable[[], Page]) -> None:
         self.render = render
@@ -87,9 +87,9 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self._open: set[socket.socket] = set()
         # Wakes each request that waits for its turn at a page.
         self._wakes: dict[socket.socket, threading.Event] = {}
-        # Also held while a connection is closed, since a new connection may get its descriptor right after.
+        # Also held while closing a connection: right afterwards, a new connection may get the same descriptor.
         self._lock = threading.Lock()
-        # Notified when a connection is closed or its answer is sent. Only one thread waits: it accepts, or stops.
+        # Notified when a connection is closed or its answer is sent. The accepting thread waits, or later ``stop``.
         self._has_ended = threading.Condition(self._lock)
         # Connections on which an answer is being sent.
         self._sending: set[socket.socket] = set()

@@ -1,7 +1,7 @@
-"""Storm: Apache Storm's own acker and LocalCluster, from Maven Central, under the same mix of work as ours.
+"""Storm: Apache Storm's own acker and LocalCluster, from Maven Central, under the same work as our benchmarks.
 
-Builds the small Maven project beside it and runs its two programs, each in a JVM of its own. Prints one JSON object;
-what Storm logs goes to .build/storm/log.
+Builds the small Maven project in this folder and runs the project's two programs, each in a JVM of its own. Prints one
+JSON object. Storm's log goes to .build/storm/log.
 
     python -m benchmarks.storm [--quick]
 """

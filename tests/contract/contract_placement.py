@@ -1,4 +1,4 @@
-"""A placement that was written from chapter 2 of acker.proto alone: plain integers, one slot at a time."""
+"""Computes placements, one slot at a time and with plain integers. Written from chapter 2 of acker.proto alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def place(ids: Sequence[int], session: int, number: int, replicas: int, spread: 
 
 
 def seated(ids: list[int], session: int, number: int, spread: int) -> list[int | None]:
-    """Return the member id of each seat; None if it is empty."""
+    """Return the id of the member in each seat (step 1 of the chapter), or None for an empty seat."""
     if len(ids) <= spread:
         return [i if i in ids else None for i in range(ids[-1] + 1)]
     seats: list[int | None] = []

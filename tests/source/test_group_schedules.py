@@ -47,7 +47,7 @@ class Twin:
 
 
 class Watching(Listener):
-    """Checks each emission with the model, and records in it what has ended."""
+    """Checks each emission with the model, and tells the model which records have ended."""
 
     def __init__(self, twin: Twin, member: str) -> None:
         self.twin, self.member = twin, member

@@ -1,4 +1,4 @@
-"""Tally: long tasks fold as they go, accounts add up, reasons stay bounded."""
+"""Tally: summing up early does not change the report, parts add up to the whole, and failure reasons stay bounded."""
 
 from __future__ import annotations
 

@@ -42,15 +42,16 @@ class CommonOptions(TypedDict, total=False):
 
     ``held``: False for records whose trees outlive their batch, such as those that ``hand_on`` gives to another job.
     Each record is ACKED as soon as everything derived from it is done, even long after its batch was settled. A record
-    that is not ACKED within ``message_timeout_s`` after it was read is replayed. ``held=False`` needs this option.
+    that is not ACKED within ``message_timeout_s`` after it was read is replayed. ``held=False`` requires this
+    timeout.
 
     ``batch_records``: maximum size of a batch. ``max_uncommitted``: maximum number of records that are read and not yet
-    done (default: ten batches). ``max_uncommitted_per_partition``: a partition with that many is paused while others
-    are read; ``max_uncommitted`` then has no default. The limits do not hold back replays. ``partitions``: number of
-    tasks that read a batch (default: as many as Spark runs at once). ``listener`` gets callbacks about records.
-    ``deadline_s``: the last resort, after which a batch without a server's answer is LOST and replayed. ``lease_s``:
-    time after a driver's death until the server drops its pending records. ``environment``: replaces Spark, server and
-    clock in tests.
+    done (default: ten batches). ``max_uncommitted_per_partition``: a partition with that many such records is paused
+    while others are read; ``max_uncommitted`` then has no default. The limits do not hold back replays. ``partitions``:
+    number of tasks that read a batch (default: as many as Spark runs at once). ``listener`` gets callbacks about
+    records. ``deadline_s``: the last resort, after which a batch without a server's answer is LOST and replayed.
+    ``lease_s``: time after a driver's death until the server drops its pending records. ``environment``: replaces
+    Spark, server and clock in tests.
     """
 
     name: Required[str]

@@ -89,7 +89,7 @@ class KafkaSlice:
 
 
 def read_chosen(reader: Reader, chosen: Chosen[KafkaPart]) -> Iterator[tuple[Positions, Fetched]]:
-    """Yield pairs of n indices into ``chosen`` (int64[n]) and n messages, ascending, for the messages that exist."""
+    """Yield the existing messages by ascending offset: each time n indices in ``chosen`` (int64[n]) and n messages."""
     part, positions = chosen.part, chosen.positions
     breaks = np.flatnonzero(np.diff(positions) > APART) + 1
     for stretch in np.split(positions, breaks):

@@ -203,7 +203,7 @@ class ZooKeeperSession:
                 return
 
     def _connected_client(self) -> Any:
-        """Return kazoo's client. Raises ``Disconnected`` without a connection, while kazoo would wait for a new one."""
+        """Return kazoo's client. Raises ``Disconnected`` without a connection, whereas kazoo would wait for one."""
         if self._session is None or not self._connected.is_set():
             raise Disconnected
         return self._session.client

@@ -121,7 +121,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def reach(settings: Settings) -> str:
-    """Return the server's version, asked from this process. Raises what the client raises."""
+    """Ask the server for its version, from this process. Raises the errors of the client."""
     from acker_client.client import shared_client
 
     return shared_client(settings).hello().server_version

@@ -14,8 +14,9 @@ import org.apache.storm.tuple.TupleImpl;
 /**
  * Storm's Acker bolt alone, without queues and threads: one init and three acks a tree, at a steady number of pending trees.
  *
- * Every step starts one tree and acks three others, of different ages, for the last time the oldest; so no update finds
- * its entry warm. Ids are made as ours are (mix64 of a counter). No ticks. Usage: AckerAlone SECONDS PENDING...
+ * Every step starts one tree and acks three others of different ages. The oldest one gets its last ack. Therefore no
+ * update finds its entry in the cache. Ids are made as in this project (mix64 of a
+ * counter). No ticks. Usage: AckerAlone SECONDS PENDING...
  */
 public final class AckerAlone {
     private static final int ROUNDS = 5;
@@ -61,7 +62,7 @@ public final class AckerAlone {
             pending, rates[ROUNDS / 2], bytes);
     }
 
-    /** Updates a second over about so many seconds. */
+    /** Returns updates a second, measured for about this many seconds. */
     private double run(double seconds) {
         long begun = System.nanoTime();
         long from = started;
@@ -153,7 +154,7 @@ public final class AckerAlone {
         }
     }
 
-    /** Counts what the acker tells. */
+    /** Counts the messages of the acker to the spout. */
     private static final class Told implements IOutputCollector {
         private long acked;
 

@@ -18,9 +18,10 @@ import org.apache.storm.tuple.Values;
 /**
  * Trees a second through Storm's LocalCluster: a spout that emits numbers, and one or two bolts that hand them on.
  *
- * One worker, one task each, hardly any sampling of statistics, as Storm's own performance topologies have it. Acked:
- * counted when the spout is told; untracked: when the last bolt has the tuple. Each shape is run with several settings of
- * the two that matter, and all are printed: what is best depends on the machine. Usage: Topologies SECONDS
+ * One worker, one task each, hardly any sampling of statistics, as in Storm's own performance topologies. An acked tree
+ * counts when the spout gets the ack, an untracked one when the last bolt has the tuple. Each shape is run with several
+ * values of the two settings below, and all runs are printed: the best values depend on the machine. Usage: Topologies
+ * SECONDS
  */
 public final class Topologies {
     private static final int ROUNDS = 3;
@@ -86,7 +87,7 @@ public final class Topologies {
         return (done - from) / ((System.nanoTime() - begun) / 1e9);
     }
 
-    /** Emits numbers; with ids, so that they are tracked, or without. */
+    /** Emits numbers, either with ids, so that they are tracked, or without ids. */
     public static final class Numbers extends BaseRichSpout {
         private final boolean acked;
         private SpoutOutputCollector collector;
@@ -119,7 +120,7 @@ public final class Topologies {
         }
     }
 
-    /** Emits what it gets, anchored where that is tracked, and acks it; the last one emits nothing. */
+    /** Emits the number of each tuple again, anchored to the tuple if it is tracked, and acks it. The last bolt emits none. */
     public static final class HandOn extends BaseRichBolt {
         private final boolean last;
         private final boolean acked;
