@@ -83,8 +83,8 @@ def _fixed64(name: str, column: Column) -> bytes:
 def _ids(name: str, content: bytes) -> Column:
     if len(content) % 8:
         raise Malformed(
-            f"{name}: {len(content)} bytes are not a column of fixed64; write 8 bytes each, little-endian: "
-            "int64 as its 64 bits stand, not as varints"
+            f"{name}: {len(content)} bytes are not a column of fixed64; write 8 bytes for each value, "
+            "little-endian, and an int64 as its 64 bits, not as a varint"
         )
     return np.frombuffer(content, np.uint64)
 
@@ -209,7 +209,7 @@ def _read_member(wire: pb.Member) -> ListedMember:
 
 def _read_slots(wire: pb.OpenBatchRequest) -> bytes:
     if len(wire.slots) not in (0, SLOTS // 8):
-        raise Malformed(f"slots: {len(wire.slots)} bytes; give {SLOTS // 8}, a bit a slot, or none for all slots")
+        raise Malformed(f"slots: {len(wire.slots)} bytes; give {SLOTS // 8} (one bit for each slot), or none")
     return wire.slots
 
 

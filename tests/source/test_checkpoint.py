@@ -54,7 +54,7 @@ def test_a_checkpoint_without_done_positions_is_refused(checkpoint: CheckpointFi
         saved = {"format": "acker-checkpoint", "version": 2, "source": "orders", "input": "files"}
         saved |= {"partitions": partitions, "digest": digest_of(partitions)}
         checkpoint.path.write_text(json.dumps(saved))
-        with pytest.raises(CheckpointError, match="does not say how far which partition is done"):
+        with pytest.raises(CheckpointError, match="does not say how far each partition is done"):
             checkpoint.load()
 
 

@@ -104,7 +104,7 @@ def test_a_last_line_that_went_on_after_it_was_read_is_refused(tmp_path: Path) -
     committed = started(tmp_path, "one\ntw", 2)
     with (tmp_path / "a.txt").open("a") as file:
         file.write("o\n")
-    with pytest.raises(CheckpointError, match="its last line \\(line 2\\) had been read when nothing ended it"):
+    with pytest.raises(CheckpointError, match="its last line \\(line 2\\) was read before a line feed ended it"):
         resumed(tmp_path / "a.txt", committed)
 
 

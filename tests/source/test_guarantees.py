@@ -276,7 +276,7 @@ def test_the_checkpoint_moves_while_a_run_waits_for_something_to_read(cluster: C
         ({"max_uncommitted_per_partition": 0}, r"max_uncommitted_per_partition=0: give a whole number, at least 1"),
         (
             {"guarantee": "at_most_once", "dead_letters": "dead.jsonl"},
-            r"dead_letters with guarantee='at_most_once': nothing is tried again then",
+            r"dead_letters with guarantee='at_most_once': no record is retried then",
         ),
     ],
 )

@@ -807,11 +807,11 @@ def test_commits_of_others_are_ignored_and_those_of_newer_versions_refused(kafka
     assert store.load() == {}
     kafka.commit(topic, topic, [(2, 4)], json.dumps({"acker": 2, "source": "orders", "by": "h:1"}))
     with pytest.raises(
-        CheckpointError, match=rf"committed of {topic}/2 has version 2, and this acker reads .* up to 1"
+        CheckpointError, match=rf"the commit of {topic}/2 has version 2, and this acker reads .* up to 1"
     ):
         store.load()
     store.close()
-    with pytest.raises(CheckpointError, match="hold what is done of Kafka's records, not of 'files'"):
+    with pytest.raises(CheckpointError, match="hold the progress of Kafka's records, not of 'files'"):
         store.open("orders", "files")
 
 

@@ -100,7 +100,7 @@ class CheckpointFile:
         try:
             return _of_version_1(saved["progress"]) if saved["version"] == 1 else _committed(saved["partitions"])
         except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise head.incomplete("which partition", error) from None
+            raise head.incomplete("each partition", error) from None
 
     def save(self, committed: Mapping[str, Committed]) -> None:
         """Replace the checkpoint durably. After a crash at any point either the old or the new file is complete.

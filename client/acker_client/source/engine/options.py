@@ -181,8 +181,8 @@ class Options:
     def _check_guarantee(self) -> None:
         if not self.guarantee.retries and self.dead_letters is not None:
             raise ValueError(
-                f"dead_letters with guarantee={self.guarantee.value!r}: nothing is tried again then, so nothing spends"
-                " its retries; leave dead_letters out, or take guarantee='at_least_once'"
+                f"dead_letters with guarantee={self.guarantee.value!r}: no record is retried then, so none goes to the"
+                " dead letters; leave dead_letters out, or take guarantee='at_least_once'"
             )
 
     def _check_group(self) -> None:

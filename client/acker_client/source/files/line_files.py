@@ -71,7 +71,7 @@ class FileMark:
             reach = int(mark.get("reach", at))
             return cls(path, done.prefix, is_complete, digest, at, done.reach, reach, None, inode, is_renamed)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not say how far which file is done ({error!r})") from None
+            raise CheckpointError(f"the checkpoint does not say how far each file is done ({error!r})") from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,7 +206,7 @@ class PlainFile(_File):
         if size > reach > 0 and read_bytes(found.path, found.shown, reach - 1, reach) != b"\n":
             last = self._mark.reach_lines if self._mark else self._line
             raise CheckpointError(
-                f"{found.shown} has grown, and its last line (line {last}) had been read when nothing ended it:"
+                f"{found.shown} has grown, and its last line (line {last}) was read before a line feed ended it:"
                 f" end every line with a line feed before a source reads it; {FIX}"
             )
         if size != self._byte:
@@ -265,8 +265,8 @@ class PlainFile(_File):
         byte, digest = self._sealed
         if self._is_torn and size > byte:
             raise InputChanged(
-                f"{self.found.shown} was renamed, stood still, and its last line (line {self._line}) was read when"
-                f" nothing ended it; it has gone on since: end every line with a line feed; to go on, {FIX}"
+                f"{self.found.shown} was renamed and did not grow, so its last line (line {self._line}) was read"
+                f" before a line feed ended it. It has grown since: end every line with a line feed; to go on, {FIX}"
             )
         if size < self._byte or (digest and _digest_of_lines(file, byte) != digest):
             raise InputChanged(
@@ -398,7 +398,7 @@ class GzFile(_File):
     def _check_same(self, file: BinaryIO) -> None:
         if digest_of(file) != self._digest:
             raise InputChanged(
-                f"{self.found.shown} has changed since it was read: a gz must not, once it is whole. Write it under"
+                f"{self.found.shown} has changed since it was read: a complete gz file must not change. Write it under"
                 f" another name and rename it then; to go on, {FIX}"
             )
 

@@ -66,7 +66,7 @@ class KafkaOffsets:
 
     def open(self, source: str, kind: str) -> None:
         if kind != "kafka":
-            raise CheckpointError(f"{self} hold what is done of Kafka's records, not of {kind!r}: give a file")
+            raise CheckpointError(f"{self} hold the progress of Kafka's records, not of {kind!r}: give a file")
         self.source = source
         self._saved, self._is_cut = {}, False
         self._broker = Broker(self.connection)
@@ -118,7 +118,7 @@ class KafkaOffsets:
         try:
             metadata = CommitMetadata.from_text(commit.metadata, commit.offset)
         except NewerVersion as error:
-            raise CheckpointError(f"{self}: what is committed of {at.name} has {error}") from None
+            raise CheckpointError(f"{self}: the commit of {at.name} has {error}") from None
         if metadata is None or metadata.source != self.source:
             return None
         return Committed(metadata.done, answered=metadata.answered)

@@ -163,7 +163,7 @@ def _taken_up(part: KafkaPart, offset: int, headers: Sequence[tuple[str, bytes |
     try:
         return taken_up(headers)
     except ValueError as error:
-        log.warning("%s:%d: %s; the anchors that were handed on with it time out", part.partition, offset, error)
+        log.warning("%s:%d: %s; the anchors that came with this record time out", part.partition, offset, error)
         return []
 
 

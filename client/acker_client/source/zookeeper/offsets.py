@@ -75,7 +75,7 @@ class Offset:
             {"source": self.source, "input": self.kind, "partition": self.partition},
             another="another group",
             begin_anew="delete the node to read the partition from its beginning",
-            apart="give every source a group of its own, and the sources of a group one name",
+            apart="give each source its own group; all sources of one group must have one name",
         )
 
     def _digest_of(self, saved: Mapping[str, Any]) -> str:
