@@ -1101,6 +1101,9 @@ def cases(of: Iterable[str]) -> list[Any]:
 @pytest.fixture
 def run(live: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[Callable[..., Any]]:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
+    # Spark looks for Python data sources in the active session of its own thread. Earlier tests may have changed that
+    # session, and createDataFrame() sets it.
+    spark.createDataFrame([], "number long")
 
     def settle(function: Callable[[DataFrame, str], Any], texts: list[str] = TEXTS) -> tuple[set[Verdict], str]:
         batch = live(texts, slices=4)
