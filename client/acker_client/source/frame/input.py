@@ -112,7 +112,7 @@ class FrameInput:
         return pa.RecordBatch.from_arrays([pa.array(partitions), pa.array(rows)], names=["partition", "row"])
 
     def originals(self, chosen: Sequence[Chosen[FramePart]]) -> list[Original]:
-        values = self._read_rows(chosen, self._frame.columns).to_pylist(maps_as_pydicts=None)
+        values = self._read_rows(chosen, self._frame.columns).to_pylist()
         places = [(each.partition, row) for each in self.slices(chosen, 1) for row in each.rows.tolist()]
         return [
             Original(self._origin(partition, row, value), {name: jsonable(each) for name, each in value.items()})
