@@ -76,7 +76,7 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 IDENTITY = pb.Identity(high=1, low=1)
 MALFORMED = {
     "identity: missing": pb.ApplyRequest(root_ids=bytes(8), ack_vals=bytes(8)),
-    "root_ids: 7 bytes are not a column of fixed64; write 8 bytes each, little-endian": pb.ApplyRequest(
+    "root_ids: 7 bytes are not a column of fixed64; write 8 bytes for each value, little-endian": pb.ApplyRequest(
         identity=IDENTITY, root_ids=bytes(7)
     ),
     "ack_vals: 9 bytes are not a column of fixed64": pb.ApplyRequest(identity=IDENTITY, ack_vals=bytes(9)),
