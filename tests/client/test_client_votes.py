@@ -32,7 +32,7 @@ UNREAD: Word = (LOST, Cause.UNREAD)
 WORDS = [ACK, BAD, UNFINISHED, TIMEOUT, ABANDONED, UNREAD]
 WORDS += [(FAILED, ""), (FAILED, "unfinished"), (FAILED, "unread"), (TIMED_OUT, Cause.PROGRESS_TIMEOUT)]
 WORDS += [(FAILED, Cause.UNREAD), (LOST, Cause.ROOT_CONFLICT), (LOST, "")]
-# What a replica says implicitly, by settling or leaving.
+# A replica makes these statements without a message, by settling or by leaving.
 ABSENT, OUT = "absent", "out"
 
 

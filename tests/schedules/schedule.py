@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Fate(StrEnum):
-    """What happens to one record.
+    """The planned end of one record.
 
     ``FAIL_THEN_ACK``: a process fails its tree. After the flush of the fail, another process acks the record.
     """

@@ -4,7 +4,7 @@ Differences between moto 5.2 and AWS:
 
 - moto moves a parent's records to its children in a split, and copies them in a merge. AWS leaves them in the parent.
 - moto still writes to closed shards. AWS writes only to open ones.
-- moto counts sequence numbers from 1. Those of AWS have 56 digits, with gaps.
+- moto counts sequence numbers from 1. AWS gives out sequence numbers of 56 digits, with gaps.
 - moto returns an iterator after the end of a closed shard. AWS returns none.
 
 With ``mended=False`` the last two are not patched, as sources have to work with either. ``fail`` makes calls fail over

@@ -112,9 +112,9 @@ class Cluster:
         """Return the addresses of the servers in the view that answer calls, draining ones among them. Waits until
         there is a server to place new batches on."""
         view = self.view(patience)
-        listed = () if self._listed is None else self._listed.members
-        serving = (each.member for each in listed if each.state != MemberState.AWAY)
-        return list(dict.fromkeys(self.address_of(member) for member in (*view.members, *serving)))
+        if self._listed is None:
+            return [member.address for member in view.members]
+        return [each.member.address for each in self._listed.members if each.state != MemberState.AWAY]
 
     def refresh(self) -> None:
         """Look for changes of the view if there is reason to. Raises nothing and waits only briefly."""

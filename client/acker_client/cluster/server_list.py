@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from acker_client.backoff import Clock, Deadline, Patience
 from acker_client.cluster.callers import Callers
 from acker_client.errors import Rejected, Unavailable
 from acker_client.rpc.caller import Caller, Retrying, unanswered
 from acker_client.rpc.connection import FIRST_GREETING_S, Greeted
-from acker_client.rpc.side_by_side import SideBySide, wait_for
+from acker_client.rpc.side_by_side import SideBySide, errors_of, wait_for
 from acker_client.settings import Settings
 from acker_protocol.placement import Member, View
 
@@ -53,7 +52,7 @@ class ServerList:
         calls = [self._started(caller) for caller in absent]
         while self._view is None:
             self._await(calls)
-            failures = [error for call in calls if (error := _error_of(call)) is not None]
+            failures = errors_of(calls)
             for error in failures:
                 if not isinstance(error, Unavailable):
                     raise error
@@ -115,7 +114,3 @@ class ServerList:
 
     def _is_out(self, seed: str) -> bool:
         return len(self._settings.servers) > 1 and self._callers.shown_silent_s(seed) >= self._settings.gone_after_s
-
-
-def _error_of(call: Future[Any]) -> BaseException | None:
-    return call.exception() if call.done() else Unavailable("no answer yet")

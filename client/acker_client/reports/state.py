@@ -24,7 +24,7 @@ from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
 from acker_client.reports.replication import Replication, has_bare_fail
 from acker_client.rpc.delivery import Delivery, ReportResult
-from acker_client.rpc.side_by_side import do_all
+from acker_client.rpc.side_by_side import do_all, errors_of
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope, Status
 from acker_protocol.placement import View, place
@@ -204,14 +204,14 @@ class ClientState:
 
         deadline = cluster.patience(GREETING_S).deadline
         calls = do_all(cluster.side_by_side, [partial(ask, address) for address in addresses], deadline)
-        failures = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
-        for error in failures:
-            if error is not None and not isinstance(error, RETRYABLE):
+        errors = errors_of(calls)
+        for error in errors:
+            if not isinstance(error, RETRYABLE):
                 raise error
         newest = max(found, key=lambda each: each.version, default=None)
         for pin in () if newest is None else newest.pins:
             cluster.hear_of(pin.placement)
-        return newest, not any(failures)
+        return newest, not errors
 
     # -- inside
 

@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol, TypeVar
 
 from acker_client.backoff import Deadline
+from acker_client.errors import Unavailable
 
 Result = TypeVar("Result")
 
@@ -33,6 +34,12 @@ def do_all(side_by_side: SideBySide, calls: Iterable[Callable[[], Result]], dead
     futures = [side_by_side.start(call) for call in calls]
     wait_for(side_by_side, futures, deadline)
     return futures
+
+
+def errors_of(calls: Iterable[Future[Any]]) -> list[BaseException]:
+    """Return the errors of the calls that failed, and ``Unavailable`` for each call that is not done."""
+    errors = (call.exception() if call.done() else Unavailable("no answer yet") for call in calls)
+    return [error for error in errors if error is not None]
 
 
 def wait_for(side_by_side: SideBySide, futures: Collection[Future[Any]], deadline: Deadline) -> None:
