@@ -35,11 +35,14 @@ class OwnNodes:
             self._nodes.delete(self._path("ids"))
             raise
         self._nodes.delete(self._path("away"))
-        # Each registration gives the node a new version: see ``Registry._forget``.
+        # Each registration gives this server's node in known a new version: see ``Registry._forget``.
         self.write_known()
 
     def _check_rivals(self, before: float = float("inf")) -> None:
-        """Raise :class:`Rival` if another server's node, created before that zxid, has this server's id or address."""
+        """Raise :class:`Rival` if another server has this server's id or address.
+
+        ``before``: a zxid. Only nodes that were created before it count.
+        """
         for folder in ("ids", "draining"):
             found = self._nodes.contents(f"/servers/{folder}")
             servers, _ = members.loaded(

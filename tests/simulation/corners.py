@@ -31,7 +31,7 @@ Corner = Callable[[int], Case]
 
 
 def left_out(seed: int) -> Case:
-    """A worker, or the source, cannot reach one of two replicas and fails records; then the other replica dies."""
+    """A worker or source is cut off from one of two replicas. It fails records, and then the other replica dies."""
     dice = random.Random(f"{seed} left out")
     cut, dies = dice.sample((1, 2), 2)
     at = round(dice.uniform(0.2, 3.0), 3)
@@ -48,9 +48,9 @@ def left_out(seed: int) -> Case:
 
 
 def unheard_fail(seed: int) -> Case:
-    """A source that cannot reach one of two replicas fails its own records. Then it cannot reach the other one either.
+    """A source that cannot reach one of two replicas fails its own records. Then it hears no answers of the other.
 
-    That other replica dies without its state before the source reaches it again.
+    Before the source hears this other replica again, the replica dies, and its state is lost.
     """
     dice = random.Random(f"{seed} unheard fail")
     cut, dies = dice.sample((1, 2), 2)
@@ -157,7 +157,7 @@ def leaving(seed: int) -> Case:
 
 
 def silence(seed: int) -> Case:
-    """With a list of servers: a client is cut off from all servers, or paused, for longer than ``gone_after_s``.
+    """Without ZooKeeper: a client is cut off from all servers, or paused, for longer than ``gone_after_s``.
 
     Sometimes a server is paused too, at about the time when the client recovers.
     """
@@ -180,7 +180,7 @@ def long_flush(seed: int) -> Case:
 
 
 def seldom_asked(seed: int) -> Case:
-    """With a list of servers, Spark and one replica: a server is paused for longer than a task's budget.
+    """With Spark and one replica, without ZooKeeper: a server is paused for longer than a task's budget.
 
     Later it is briefly paused several times. In between, an executor may have no request for it.
     """
@@ -251,7 +251,7 @@ def newcomer(seed: int) -> Case:
 
 
 def emptied(seed: int) -> Case:
-    """With a list of servers, Spark and one replica: servers quickly restart without state while batches are open."""
+    """With Spark and one replica, without ZooKeeper: servers quickly restart without state while batches are open."""
     dice = random.Random(f"{seed} emptied")
     servers = dice.choice((2, 3, 4))
     faults = [

@@ -1,6 +1,6 @@
 """A driver program in which a sink inserts into a partition of a Hive table.
 
-``python hive_rows.py SERVER FOLDER`` prints JSON: the verdicts of each statement, and the table's words afterwards.
+``python hive_rows.py SERVER FOLDER`` prints JSON: for each statement, its verdicts and the words then in the table.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from acker_client.source.kafka.names import At, KafkaConnection, Topics
 log = logging.getLogger("acker_client.source.kafka")
 
 EARLIEST, LATEST = -2, -1
-# The metadata that a broker accepts by default: less than its offset.metadata.max.bytes of 4096.
+# The maximum size of a commit's metadata. It is below a broker's default limit (offset.metadata.max.bytes: 4096).
 METADATA_BYTES_MAX = 4095
 
 
@@ -103,7 +103,7 @@ class Broker:
         self.serve()
 
     def confirm(self, timeout_s: float) -> str:
-        """Wait until all commits have succeeded. Returns the reason if a commit has not, else ""."""
+        """Wait until all commits have succeeded. Returns "", or the reason why a commit has not succeeded."""
         deadline_s = time.monotonic() + timeout_s
         while self._unconfirmed and not self._failed and time.monotonic() < deadline_s:
             self._consumer.poll(PAUSE_S)

@@ -1,4 +1,4 @@
-"""Assignment: the port between a source and the group in which it shares an input's partitions with other sources.
+"""Assignment: the port between a source and its group. The sources of a group share the partitions of one input.
 
 A partition is *assigned* to a source, which then owns it. If it is *revoked*, the source saves its progress and then
 *releases* it. A source that has *lost* a partition may write nothing more for it. The group decides the assignment
@@ -26,8 +26,10 @@ class Assignment(Protocol):
     """One source's membership of a group. One thread of the driver makes all calls, between two batches."""
 
     def open(self, source: str, partitions: Callable[[], Sequence[str]]) -> None:
-        """Join the group. ``partitions()`` returns all partitions of the input, whichever source owns them. Only
-        ``poll`` calls it. Raises ``SourceError``, which says what to do."""
+        """Join the group. Raises ``SourceError`` if the source cannot join.
+
+        ``partitions()`` returns all partitions of the input, whichever source owns them. ``open`` and ``poll`` call it.
+        """
         ...
 
     def poll(self) -> Handover:

@@ -2,7 +2,7 @@
 
 Decides the delays: exponential, with full jitter and a cap. Counts *failed* attempts apart from *interrupted* ones. A
 failed attempt is probably the record's own fault: FAILED, TIMED_OUT, or a failed batch of that record alone. An
-interrupted attempt (LOST) ended with its server or job. Pure: the caller passes ``now`` and ``draw``.
+interrupted attempt (LOST) ended because a server or the job failed. Pure: the caller passes ``now`` and ``draw``.
 
 A few records that failed together stay in one group with one due time. Many records are spread over at most
 ``GROUPS_MAX`` groups, because at the end of the input each group becomes a batch, and small batches cost as much as
