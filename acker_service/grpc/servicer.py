@@ -45,8 +45,8 @@ SERVICE = "acker.v1.Acker"
 
 log = Log("acker.servicer")
 
-# Called with the method, gRPC's status, the acker's status (gRPC's without a message), and the seconds that the call
-# took.
+# Called with the method, gRPC's status, the acker's status, and the seconds that the call took. A call without a reply
+# message has no status of the acker, so gRPC's status stands in for it.
 Observe = Callable[[str, str, str, float], None]
 Answer = tuple[Status, bytes]
 _Call = Callable[[bytes, OnEnd], Answer]
@@ -161,7 +161,8 @@ class Servicer:
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """Return the handler for a gRPC server."""
-        # The shard's lock is not fair, so only the few threads for reports compete with a watch for it.
+        # The shard's lock is not fair. Many threads with reports could keep a watch waiting for the lock. So reports
+        # have a small pool of their own.
         workers = {name: self._reporters if name == "Apply" else self._others for name in self.calls}
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(received(workers[name], self._answering(name, call)))
@@ -220,7 +221,8 @@ def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _refusal(name: str, error: Exception) -> CallRefused:
-    """Return the answer to a failed call. Any other error is a bug: it is logged, and the caller gets its type."""
+    """Return the answer to a call that raised ``error``. Anything but CallRefused or Malformed is a bug. It is logged,
+    and the caller gets the name of its type."""
     if isinstance(error, CallRefused):
         return error
     if isinstance(error, wire.Malformed):

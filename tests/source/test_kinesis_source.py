@@ -52,7 +52,10 @@ def source(cluster: Cluster, twin: TwinKinesis, **options: Any) -> TwinSource:
 
 
 class Repeating(Polling):
-    """Returns every outcome twice, and then ACKED even for those that failed, as at-least-once notifications may."""
+    """Returns every outcome twice, and then once more as ACKED, even for roots that failed.
+
+    At-least-once notifications may do the same.
+    """
 
     def __init__(self, client: Any) -> None:
         super().__init__(client)

@@ -29,7 +29,8 @@ from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 PARTITIONS = tuple(f"orders/{i}" for i in range(12))
 SESSION_S = 1.5
 LIMIT_S = 60.0
-# The most records of a partition in one round: a batch of 25, and the late records (every seventh) of the last batch.
+# The most records of a partition in one round: a batch of 25, and every seventh record of the previous batch, because
+# members finish these one round later.
 ROUND = 25 + 25 // 7 + 1
 
 
@@ -430,11 +431,11 @@ def positions_of(runs: list[int]) -> set[int]:
 
 
 def longest_unowned_s(journals: Journals, killed_s: float, stopped_s: float) -> float:
-    """Return the longest time (in seconds) that a partition had no owner after its first one. A killed or stopped
-    member owns nothing from that moment until it is assigned partitions again.
+    """Return the longest time (in seconds) that a partition had no owner, after it had its first owner. A killed or
+    stopped member owns nothing from that moment until it is assigned partitions again.
 
-    Asserts that no two members own a partition at once. Only a span that ends as lost may overlap, because its member
-    noticed the loss late.
+    Asserts that no two members own a partition at once. Only an ownership that ends as lost may overlap with the next
+    one, because the losing member noticed the loss late.
     """
     spans = [span for name, journal in journals.items() for span in spans_of(name, journal)]
     failed_s = {"b": killed_s, "c": stopped_s}

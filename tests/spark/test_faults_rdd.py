@@ -37,7 +37,7 @@ def splitting(batch: LiveBatch) -> Callable[[Rows], Rows]:
 def writing(batch: LiveBatch, folder: Path) -> Callable[[Rows], None]:
     """Return a writer of one file per partition.
 
-    It renames the file into place when complete, and a rerun replaces it.
+    The writer renames a file into place once the file is complete. A rerun of the task replaces the file.
     """
     settings = batch.settings
     folder.mkdir()

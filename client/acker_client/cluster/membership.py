@@ -25,11 +25,11 @@ from acker_protocol.placement import Member, Placement, View, parts_of
 
 log = logging.getLogger("acker_client")
 
-# How long one request for the view may take, and also a refresh of the view that nothing waits for.
+# Time limit of one request for the view, and the budget of a refresh that nothing waits for.
 AGAIN_S = 1.0
-# Interval between requests for the view while a server is silent. A job may learn this much later that it is gone.
+# Interval between requests for the view while a server is silent. This may delay the news that the server is gone.
 VIEW_S = 0.5
-# For SLOW_S after the client stopped waiting for a member, it waits only BRIEF_WAIT_S for it.
+# After the client has waited for a member in vain, it waits only BRIEF_WAIT_S for that member during the next SLOW_S.
 BRIEF_WAIT_S = 0.5
 SLOW_S = 60.0
 
@@ -51,15 +51,16 @@ class Cluster:
         self._looked_at = float("-inf")
         # The last view of a registry; None if there is no registry, or it was not heard yet.
         self._listed: ViewReply | None = None
-        # When the first view of the current ZooKeeper ensemble came. For each (id, generation), the newest ensemble in
-        # which it was a member.
+        # When the first view of the current ZooKeeper ensemble came.
         self._ensemble_since = float("-inf")
+        # Maps (id, generation) of a member to the newest ensemble that had this member.
         self._ensembles: dict[tuple[int, int], int] = {}
         self._epoch_heard = 0
         self._slow: dict[Member, float] = {}
-        # The first greeting and the first view that spoke against a member; None once a later one has done so, too.
+        # For each member and type of reply (greeting or view): the first reply that spoke against the member. None once
+        # a later reply has spoken against it, too.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
-        # Whether to ask for the view because of such a greeting or view.
+        # Whether to ask for the view because of such a reply.
         self._is_in_doubt = False
         # Members of placements, on this view or on older ones, and when this process first heard of each.
         self._placed: dict[Member, float] = {}
@@ -153,8 +154,8 @@ class Cluster:
     def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
         """Return why ``member`` is gone for good; "" while it may come back with its state.
 
-        ``is_silence_enough``: whether, without a registry, a server that does not answer this process counts as gone,
-        although it may answer others.
+        ``is_silence_enough``: whether silence towards this process is enough to count as gone, although the server may
+        answer others. Matters only without a registry.
         """
         hello = self.callers.hello_of(self.address_of(member))
         if hello is not None and not _is_of(hello, member):
@@ -221,7 +222,7 @@ class Cluster:
 
     def answering_instead_of(self, member: Member) -> set[Member]:
         """Return the members of the known view that have answered since ``member`` fell silent. Empty if ``member`` is
-        not silent: a full server does answer."""
+        not silent. A full server is not silent, as it answers calls."""
         caller = self.callers.known(member.address)
         if caller is None or caller.silent_since is None:
             return set()

@@ -35,13 +35,14 @@ class Kafka(Source):
     without a value. ``stop``: "end" ends the run after the records that exist when it starts; None never ends.
 
     ``acks_upstream``: a record that another job has handed on (see ``hand_on``) is acked there once it is ACKED here,
-    and fails there when it is given up here. For this the driver reads its headers again. Both jobs need the same acker
-    servers. ``timeout_s``: how long to wait for a broker. ``config``: settings of librdkafka (TLS, SASL and so on).
+    and fails there when it is given up here. For this the driver reads the record's headers again. Both jobs need the
+    same acker servers. ``timeout_s``: how long to wait for a broker. ``config``: settings of librdkafka (TLS, SASL and
+    so on).
 
     ``checkpoint`` may be "kafka". Records below the group's offsets are then done. The metadata of an offset holds the
     done records beyond it, as many as fit. Without a checkpoint, a start also goes on from the offsets that this source
-    has committed, and reads done records beyond them again. With ``guarantee="at_most_once"`` the default is "kafka".
-    Other ``options``: see ``CommonOptions``.
+    has committed. It then reads all records beyond them again, even if they are done. With
+    ``guarantee="at_most_once"`` the default is "kafka". Other ``options``: see ``CommonOptions``.
     """
 
     def __init__(
