@@ -53,7 +53,8 @@ def newest_first(letters: Iterable[DeadLetter]) -> list[DeadLetter]:
 
 
 def alike(letters: Sequence[DeadLetter], what: str) -> list[Alike]:
-    """Group ``letters``, the newest first, by "reason" or "source". The largest group comes first."""
+    """Group ``letters`` by "reason" or "source", and return the largest group first. ``letters`` must be sorted,
+    with the newest first."""
     groups: dict[str, list[DeadLetter]] = {}
     for letter in letters:
         groups.setdefault(short(letter.reason) if what == "reason" else letter.source, []).append(letter)

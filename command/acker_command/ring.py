@@ -44,8 +44,8 @@ def ring(servers: str | None, as_json: bool) -> None:
 
 
 def json_of(seen: Overview, balances: Sequence[Balance]) -> dict[str, Any]:
-    """Return the object that ``--json`` prints. A member that takes new batches has ``slots``, which maps each number
-    of replicas to the number of its slots."""
+    """Return the object that ``--json`` prints. A member that takes new batches has ``slots``, which gives for each
+    number of replicas how many slots the member holds."""
     return options.json_of(
         seen,
         lambda member: {

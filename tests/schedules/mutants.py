@@ -18,7 +18,8 @@ from acker_protocol.placement import Member
 
 
 def leave_out_alone() -> None:
-    """Stop waiting for a silent server once other replicas have answered a report, without a decision of the source."""
+    """Stop waiting for a silent server once other replicas have answered a report, although the source has not left the
+    server out."""
     excuse = Sending._excuse
 
     def excused(sending: Sending, member: Member) -> str | None:
@@ -42,7 +43,7 @@ def drop_unanswered() -> None:
 
 
 def believe_the_first() -> None:
-    """Let one replica decide a root's outcome: the first one that reports the root or is left out."""
+    """End a root when the first replica reports it. A replica that is left out ends the root, too."""
     count = votes.Votes.count_reports
 
     def first(self: votes.Votes, rows: votes.Rows, *given: Any) -> votes.Merged:

@@ -68,7 +68,7 @@ class Conversations:
 
     @property
     def watched(self) -> list[Conversation]:
-        """The conversations with the servers to watch, without servers that this source has not talked to yet."""
+        """The conversations with those servers to watch that this source has already talked to."""
         with self._batches.lock:
             members = self._batches.members_to_watch
         with self._lock:
@@ -102,8 +102,8 @@ class Conversations:
                     self._by_address[address].end_later(number, undrawn)
 
     def drop_unneeded(self) -> None:
-        """Forget the servers that hold nothing and have been silent for longer than a lease, as they have forgotten the
-        source. The caller holds the source's lock."""
+        """Forget the servers that hold nothing and have been silent for longer than a lease. The lease has run out, so
+        such a server has forgotten the source, too. The caller holds the source's lock."""
         with self._lock:
             needed = set(map(self._cluster.address_of, self._batches.members_to_watch))
             for address, each in list(self._by_address.items()):

@@ -19,12 +19,13 @@ from acker_testing.child import Child
 STOP_TIMEOUT_S = 30.0
 # A draining server has at most one batch left, which ends within this time.
 DRAIN_TIMEOUT_S = 120.0
-# ZooKeeper lists a killed server for this long, and tasks wait for it.
+# ZooKeeper still lists a killed server for this long, and tasks wait for that server meanwhile.
 SESSION_S = 4.0
 
 
 class DemoServers:
-    """All servers of a run, by number. ``hits``: the action of each strike; ``say`` is called with each effect."""
+    """All servers of a run, by number. A strike is a fault that happens once. ``hits`` maps each strike on servers to
+    the function that carries it out. ``say`` is called with messages about what happened."""
 
     def __init__(self, folder: Path, count: int, say: Callable[[str], None]) -> None:
         self._folder, self._count, self._say = folder, count, say

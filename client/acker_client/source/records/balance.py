@@ -11,8 +11,8 @@ S = TypeVar("S")
 
 
 def sliced(chosen: Sequence[Chosen[P]], tasks: int, make: Callable[[int, int, tuple[Chosen[P], ...]], S]) -> list[S]:
-    """Call ``make(start, stop, chosen)`` for at most ``tasks`` slices of about equal size, and return them in order. A
-    slice gets the batch's numbers ``start`` to ``stop``."""
+    """Call ``make(start, stop, chosen)`` for at most ``tasks`` slices of about equal size, and return them in order.
+    The chosen positions are numbered from 0. A slice gets the numbers ``start`` to ``stop - 1``."""
     slices: list[S] = []
     number = 0
     for together in balanced(chosen, tasks):

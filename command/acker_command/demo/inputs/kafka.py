@@ -1,8 +1,8 @@
 """Kafka: the lines as records of a topic, in the mock cluster that librdkafka brings along.
 
-The cluster keeps 5 MiB of a partition, as sent, and drops older records. Therefore the lines are compressed, and an
-input that does not fit is refused. The key of a record is ``line:path``. The verifier identifies a record by its
-partition and offset, not by this key.
+The cluster keeps 5 MiB of each partition and drops older records. Compressed records count with their compressed
+size. Therefore the lines are compressed, and an input that does not fit is refused. The key of a record is
+``line:path``. The verifier identifies a record by its partition and offset, not by this key.
 """
 
 from __future__ import annotations
