@@ -75,21 +75,23 @@ class HttpServer(ThreadingMixIn, TCPServer):
         """Bind. Port 0 takes a free one. Raises :class:`OSError`."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, place = found[0]
-        super().__init__(place, _Handler)  # type: ignore[arg-type]  # for the type checker it may be no IP address
+        super().__init__(place, _Handler)  # type: ignore[arg-type]  # for mypy, ``place`` may be no IP address
         self.pages = {path: _Rendered(render) for path, render in pages.items()}
         # A page that is being rendered keeps its thread when its client is disconnected.
         self._threads_max = CONNECTIONS_MAX + len(pages)
         self._pool = ThreadPoolExecutor(self._threads_max, thread_name_prefix="acker-http")
         self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="acker-http", daemon=True)
-        # The connections that were not disconnected, and when they were accepted. The oldest is first.
+        # When each connection was accepted, the oldest first. Contains no connection that this server has disconnected.
         self._accepted: dict[socket.socket, float] = {}
         # Sockets that are not closed yet.
         self._open: set[socket.socket] = set()
         # Wakes each request that waits for its turn at a page.
         self._wakes: dict[socket.socket, threading.Event] = {}
-        # Also held while closing a connection: right afterwards, a new connection may get the same descriptor.
+        # Also held while a connection is closed or disconnected. Otherwise a disconnect could hit a new connection that
+        # got the descriptor of the closed one.
         self._lock = threading.Lock()
-        # Notified when a connection is closed or its answer is sent. The accepting thread waits, or later ``stop``.
+        # Notified when a connection is closed or its answer is sent. Only one thread at a time waits: the accepting
+        # thread until a connection is closed, or, after its end, ``stop`` until the answers are sent.
         self._has_ended = threading.Condition(self._lock)
         # Connections on which an answer is being sent.
         self._sending: set[socket.socket] = set()

@@ -28,7 +28,7 @@ MULTIPLIER_2 = 0x94D049BB133111EB
 _INVERSE_1 = pow(MULTIPLIER_1, -1, 1 << 64)
 _INVERSE_2 = pow(MULTIPLIER_2, -1, 1 << 64)
 
-# Fractional digits of pi, so that nobody chose them.
+# Fractional digits of pi, to show that nobody chose the values for a purpose.
 EDGE0_SALT = 0x243F6A8885A308D3
 IDENTITY_SALT_HIGH = 0x13198A2E03707344
 IDENTITY_SALT_LOW = 0xA4093822299F31D0

@@ -13,7 +13,7 @@ class Proxy:
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._target = host, int(port)
-        # Bytes pass while set: to the server, and to the client.
+        # One event for each direction, to the server and to the client. Bytes pass while the event is set.
         self._passes = threading.Event(), threading.Event()
         self.mend()
         self._is_closed = False

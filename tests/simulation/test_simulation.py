@@ -15,14 +15,14 @@ from tests.simulation.corners import CORNERS
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import simulate
 
-# These take `make test` a few seconds.
+# The number of seeds that `make test` simulates, in a few seconds.
 QUICK_SEEDS = 40
 SEEDS = 600
 PARTS = 6
 
 
 def check(seeds: range, case: Callable[[int], Case] = Case.of) -> None:
-    """Fail with the smallest case of the first of ``seeds`` that breaks a promise."""
+    """Fail if a seed breaks a promise. The error shows the case of the first such seed, made as small as possible."""
     for seed in seeds:
         result = simulate(case(seed))
         if result.kind:

@@ -31,7 +31,7 @@ def in_arrow(batch: pa.RecordBatch) -> Any:
 
 
 def as_sent(reports: Sequence[Report]) -> list[Any]:
-    """Return everything in the reports that must be equal."""
+    """Return the fields that must be the same in the reports of two equal runs."""
     return [
         (
             r.identity,
