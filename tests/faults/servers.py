@@ -34,7 +34,7 @@ class Servers:
         self._starts = 0
 
     def start(self, *ids: int) -> None:
-        """Start servers at once. Returns when all of them serve and know of each other."""
+        """Start servers side by side. Returns when all of them serve and know of each other."""
         for id in ids:
             self._children[id] = self._begin(id)
         for id in ids:

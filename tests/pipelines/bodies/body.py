@@ -43,8 +43,8 @@ LOOKS = (
 class Act:
     """One action of a body: a look (an action that writes nothing) or a write.
 
-    ``day``: uses only the rows of that day; None: all rows. ``mishap``: the fault that the first ``times`` attempts
-    meet. ``then``: what the body does about an exception.
+    ``day``: uses only the rows of that day; None: all rows. ``mishap``: the fault that the first attempts meet.
+    ``times``: the number of these attempts. ``then``: what the body does about an exception.
     """
 
     what: str
@@ -77,7 +77,8 @@ class Act:
         is_whole = not set(self.between) & set(PARTS) and self.what not in UNPROVEN
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
         # A retry only counts if it is the same action as the failed one. Collects are compared by the text of their
-        # plans, which does not show what a function does. An RDD of other rows never counts as the same RDD.
+        # plans, which does not show what a function does. A union with an RDD of rows from outside the sink never
+        # counts as the same union.
         is_unlike = self.what in ("collect", "pandas", "union by the context")
         is_comparable = not (self.mishap and self.then == "retry" and is_unlike)
         # A retry of the write does not make up for a failed look before it, or for a failure while the RDD is made.

@@ -146,8 +146,8 @@ class Partitions:
             return
         handover = group.poll()
         if handover.lost:
-            # Count finished records before the drop: afterwards they would reach the input as progress of lost
-            # partitions.
+            # Count finished records before the drop: if they were counted afterwards, the input would get progress of
+            # lost partitions.
             self._parts.finish(self._in_flight.take_finished())
             self._drop_partitions(handover.lost)
         if handover.revoked:

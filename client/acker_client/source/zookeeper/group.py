@@ -251,7 +251,7 @@ class ZooKeeperGroup:
         return claimed
 
     def _delete_owned(self, partitions: Iterable[str]) -> None:
-        """Delete the owner's nodes of these partitions that belong to this session."""
+        """Delete those owner nodes of ``partitions`` that this session created."""
         for some in _batches(in_order(partitions)):
             nodes = self.session.find([self.paths.owner(each) for each in some])
             own = [path for path, node in nodes.items() if node.session == self.session.id]

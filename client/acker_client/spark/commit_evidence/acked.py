@@ -1,9 +1,10 @@
 """Acked: the frames in the body of a user's loop, and the use of rows with an ``ack()`` column there.
 
-A tracked frame, and every frame the user derives from it, registers each ``ack()`` column that is added to it with the
-batches whose rows the column acks. The frame is cached if such rows were evaluated more than once in an earlier batch.
-When the frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or through a function over batches), its
-rows are followed in the same way as a sink's rows (``following``). Everything else behaves as in Spark.
+When the user adds an ``ack()`` column to a tracked frame, or to a frame derived from one, the column is registered with
+the batches whose rows it acks. The frame with this column is cached if an earlier batch evaluated rows with an
+``ack()`` column more than once. When the frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or
+through a function over batches), its rows are followed in the same way as a sink's rows (``following``). Everything
+else behaves as in Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
 class Acked:
     """A frame with ``ack()`` columns.
 
-    ``functions``: names of the ``ack()`` functions in a plan; ``nodes``: functions of the tracked steps below.
+    ``functions``: names of the ``ack()`` functions in a plan; ``nodes``: functions of the tracked steps in the
+    frame's plan.
     """
 
     functions: tuple[str, ...]

@@ -33,7 +33,7 @@ _patches: list[_PatchedAttribute] = []
 
 @contextmanager
 def followed_too(trail: Trail) -> Iterator[None]:
-    """Follow every frame with the rows of ``trail`` while the block runs."""
+    """While the block runs, follow every frame that holds rows of ``trail``."""
     with _lock:
         if not _trails:
             _patches.extend([*(_PatchedAttribute(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
@@ -51,8 +51,8 @@ def followed_too(trail: Trail) -> Iterator[None]:
 
 
 class _PatchedAttribute:
-    """Replaces an attribute of PySpark's frames while a sink runs. A frame with that sink's rows is followed first. Any
-    other frame gets the original attribute."""
+    """Replaces an attribute of PySpark's frames while a sink runs. For a frame with that sink's rows, it returns the
+    attribute of a followed copy. For any other frame, it returns the original attribute."""
 
     def __init__(self, owner: type, name: str) -> None:
         self._owner = owner
@@ -71,7 +71,8 @@ class _PatchedAttribute:
 
     def uninstall(self) -> None:
         if vars(self._owner).get(self._name) is not self:
-            # Other code has replaced this attribute and still calls it, so it has to stay.
+            # Other code has put its own wrapper in place of this patch, and the wrapper still calls the patch. So leave
+            # both.
             return
         if self._own is None:
             delattr(self._owner, self._name)

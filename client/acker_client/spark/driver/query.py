@@ -1,8 +1,8 @@
 """Query: the streaming query in whose foreachBatch a thread runs.
 
-Decides how to find out that the query was stopped, and where a clean-up runs that a stop must not interrupt. Spark does
-not report a stop reliably: a thread that waits in Python does not notice it, and a thread within a job gets an
-exception that the program may swallow. If the function then returns, Spark commits the micro-batch.
+Decides how to find out that the query was stopped. Spark does not report a stop reliably: a thread that waits in Python
+does not notice it, and a thread within a job gets an exception that the program may swallow. If the function then
+returns, Spark commits the micro-batch. This module also runs clean-ups on a thread that a stop does not interrupt.
 """
 
 from __future__ import annotations
