@@ -28,7 +28,7 @@ def ring(servers: str | None, as_json: bool) -> None:
     draining    takes nothing new, and ends once it has nothing left
     away        stopped with its state, and announced its return; clients wait for it
     no answer   does not answer this command
-    slots       of the 1024 of a batch, with each root on R = 1 server or on R = 2
+    slots       how many of the 1024 slots of a batch it holds, if each root is on 1 server (R = 1) or on 2 (R = 2)
 
     If servers register in ZooKeeper, any one of them knows all. Otherwise only the named servers are shown.
     Exits with status 2 if no server answers, or a named one is the wrong one.

@@ -11,7 +11,7 @@ from tests.pipelines.bench import Bench
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.pipelines", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this seed alone, and print its program")
-    parser.add_argument("--from", dest="first", type=int, default=1, help="the first of --seeds")
+    parser.add_argument("--from", dest="first", type=int, default=1, help="the seed to begin with")
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds")
     parser.add_argument("--shrink", action="store_true", help="make a failing program as small as it goes")
     parser.add_argument("--die", help=argparse.SUPPRESS)

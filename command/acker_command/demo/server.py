@@ -104,7 +104,7 @@ class DemoServers:
         self._draining[number] = server
         with closing(GrpcTransport(server.address)) as transport:
             transport.drain(STOP_TIMEOUT_S)
-        self._say(f"server {number} takes nothing new; {self._server_ids()} do")
+        self._say(f"server {number} takes no new batches; {self._server_ids()} still do")
 
     def _restart_all(self) -> None:
         for number, server in self._draining.items():

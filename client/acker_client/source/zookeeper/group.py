@@ -321,7 +321,7 @@ class ZooKeeperGroup:
         for what in ("assigned", "revoked", "lost"):
             partitions = getattr(handover, what)
             if partitions:
-                log.info("%s: %s of %s", self, what, _shown_partitions(partitions))
+                log.info("%s: %s %s", self, what, _shown_partitions(partitions))
 
 
 def _consumer(group: str) -> str:
