@@ -71,11 +71,16 @@ log = Log("acker.server")
 class Server:
     """One acker server in this process. Call ``start`` once and ``stop`` once."""
 
-    def __init__(self, options: Config, on_drained: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        options: Config,
+        on_drained: Callable[[], object] = lambda: None,
+        left_out: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Read the state, bind the ports and register, but answer no calls yet.
 
-        ``on_drained``: called once when a drain is over, from a thread that :meth:`stop` waits for. Raises
-        :class:`StartError` and :class:`StateError`.
+        ``on_drained``: called once when a drain is over, from a thread that :meth:`stop` waits for. ``left_out``:
+        returns how many log lines were left out. Raises :class:`StartError` and :class:`StateError`.
         """
         self._options = options
         check_host(options.host)
@@ -102,7 +107,9 @@ class Server:
             self._heap = Heap()
             self._trimming = Ticker("acker-heap", self._trim_heap, TRIM_S)
             self._draining = Drain(self._shared, options.drain_s, on_drained)
-            self._metrics = Metrics(self._shared, self._overdue, self.view, self._is_connected)
+            self._metrics = Metrics(
+                self._shared, self._overdue, self.view, self._is_connected, self._disconnected, left_out
+            )
             self._workers = {
                 "apply": self._make_workers("apply", options.workers),
                 "call": self._make_workers("call", OTHER_CALLS + options.max_watches),
@@ -327,6 +334,9 @@ class Server:
     def _overdue(self) -> int:
         return sum(workers.cancelled for workers in self._workers.values())
 
+    def _disconnected(self) -> int:
+        return 0 if self._http is None else self._http.disconnected
+
     def _is_connected(self) -> bool:
         return self._registry is not None and self._registry.is_connected
 
@@ -354,10 +364,10 @@ def run(options: Config, signals: Signals) -> int:
     A second signal only ends the grace period; the state is still written. Raises :class:`StartError` or
     :class:`StateError` if the server cannot start.
     """
-    logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
+    lines = logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
-    server = Server(options, on_drained=signals.interrupt)
+    server = Server(options, on_drained=signals.interrupt, left_out=lambda: lines.left_out)
     # Loaded modules stay loaded, so the garbage collector need not scan them while calls wait.
     gc.freeze()
     server.start()

@@ -29,7 +29,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -223,17 +223,24 @@ def _report(address: str, chunks: int, reports_per_s: float) -> tuple[Floats, Fl
 
 @contextmanager
 def server(*flags: str) -> Iterator[str]:
-    """Run ``python -m acker_service`` as a process of its own, and yield its address."""
+    """Run a server without HTTP as a process of its own, and yield its address."""
+    with server_process("--http-port=off", "--log-level=warning", *flags) as (_, ready):
+        yield str(ready["address"])
+
+
+@contextmanager
+def server_process(*flags: str, stderr: IO[bytes] | None = None) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    """Run ``python -m acker_service`` as a process of its own, and yield it with the content of its ready file."""
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.json"
-        command = [sys.executable, "-m", "acker_service", "--port=0", "--http-port=off", "--log-level=warning"]
-        with subprocess.Popen([*command, "--ready-file", str(ready), *flags]) as process:
+        command = [sys.executable, "-m", "acker_service", "--port=0", "--ready-file", str(ready), *flags]
+        with subprocess.Popen(command, stderr=stderr) as process:
             try:
                 while not ready.exists():
                     if process.poll() is not None:
                         raise RuntimeError("the server did not start")
                     time.sleep(0.01)
-                yield str(json.loads(ready.read_text())["address"])
+                yield process, json.loads(ready.read_text())
             finally:
                 process.terminate()
 

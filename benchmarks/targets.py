@@ -208,4 +208,12 @@ TARGETS: tuple[Target, ...] = (
         0.9,
         "x",
     ),
+    *(
+        Target("attacks", what, at("attacks", key), bound, unit, at_most=True)
+        for what, key, bound, unit in (
+            ("p99 of an honest client over quiet, the worst attack", "worst_p99_over_quiet", 2, "x"),
+            ("probes that failed", "failed_probes", 0, "probes"),
+            ("servers that crashed", "crashes", 0, "servers"),
+        )
+    ),
 )

@@ -30,7 +30,7 @@ from acker_service.locked_shard import SharedShard
 from acker_service.process.workers import Workers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# How many names of sources get their own series. Further ones are counted together as OTHER.
+# How many names of sources have their own series: those with most roots pending. Others are counted together as OTHER.
 SOURCES_MAX = 64
 OTHER = "other"
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
@@ -100,13 +100,17 @@ class Metrics:
         overdue: Callable[[], int] = lambda: 0,
         view: Callable[[], ViewReply] = lambda: ViewReply(0, 0, ()),
         is_connected: Callable[[], bool] = lambda: False,
+        disconnected: Callable[[], int] = lambda: 0,
+        left_out: Callable[[], int] = lambda: 0,
     ) -> None:
         """``overdue`` returns how many calls were cancelled because their requests did not arrive. ``view`` returns the
-        last view, and ``is_connected`` whether ZooKeeper is connected."""
+        last view, and ``is_connected`` whether ZooKeeper is connected. ``disconnected`` returns how many clients of the
+        HTTP port were disconnected, and ``left_out`` how many log lines were left out."""
         # Holds for the whole process. The series *_created only say when each other series began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_ShardCollector(shared, overdue))
+        self._registry.register(_MonitoringCollector(disconnected, left_out))
         self._registry.register(_ViewCollector(view, is_connected))
         ProcessCollector(registry=self._registry)
         self._calls = Histogram(
@@ -233,18 +237,40 @@ class _ViewCollector(Collector):
         )
 
 
+class _MonitoringCollector(Collector):
+    def __init__(self, disconnected: Callable[[], int], left_out: Callable[[], int]) -> None:
+        self._disconnected, self._left_out = disconnected, left_out
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "acker_http_clients_disconnected",
+            "Clients of the HTTP port disconnected before their answer: too many at once, or too slow.",
+            self._disconnected(),
+        )
+        yield CounterMetricFamily(
+            "acker_log_lines_left_out",
+            "Log lines left out as there were too many of their event within a minute.",
+            self._left_out(),
+        )
+
+
 def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:
+    by_name: dict[str, SourceStats] = {}
+    for source in sources:
+        known = by_name.get(source.name, SourceStats(source.name, 0, source.watch_age_s))
+        # If sources share a name, the one that watched last counts. The others belong to earlier runs of its driver.
+        age_s = min(known.watch_age_s, source.watch_age_s)
+        by_name[source.name] = SourceStats(source.name, known.pending + source.pending, age_s)
     pending: dict[str, int] = {}
     ages: dict[str, float] = {}
-    for source in sources:
-        name = source.name if source.name in ages or len(ages) < SOURCES_MAX else OTHER
+    # The busiest come first. Names of sources that only keep their leases cannot take their place.
+    for source in sorted(by_name.values(), key=lambda each: (-each.pending, each.watch_age_s)):
+        name = source.name if len(ages) < SOURCES_MAX else OTHER
         pending[name] = pending.get(name, 0) + source.pending
-        # If sources share a name, the one that watched last counts. The others belong to earlier runs of its driver.
-        fresher_s = max if name == OTHER else min
-        ages[name] = fresher_s(ages.get(name, source.watch_age_s), source.watch_age_s)
+        ages[name] = max(ages.get(name, 0.0), source.watch_age_s)
     roots = GaugeMetricFamily(
         "acker_source_pending_roots",
-        f"Roots pending by name of their source; names beyond {SOURCES_MAX} are counted as {OTHER}.",
+        f"Roots pending by name of their source: of the {SOURCES_MAX} names with most, and of all others as {OTHER}.",
         labels=["source"],
     )
     silence = GaugeMetricFamily(

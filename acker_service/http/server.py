@@ -1,34 +1,30 @@
 """HTTP server of /metrics, /livez and /readyz, for monitoring.
 
-Decides paths, status codes and limits. The caller gives the pages as functions. The standard library's HTTP server has
-no limits, so this module adds them:
+Decides paths, status codes and limits. The caller gives the pages as functions. One thread has all connections, and
+each page has a thread that renders it, so a slow page delays no other page. The limits:
 
-- There are at most CONNECTIONS_MAX connections, each with a thread. A further one takes the place of the oldest, so
-  clients that hold connections open cannot keep out a probe.
+- There are at most CONNECTIONS_MAX connections. A further one takes the place of the oldest of those that ask for the
+  same page as most others, or of those that have not asked yet, if they are most. So neither scrapers nor clients that
+  hold connections open can keep out a probe.
 - A connection serves one request of at most HEAD_BYTES, and is closed REQUEST_S after it was accepted.
-- One thread at a time renders each page. Many scrapers together therefore use only one thread's share of the
-  interpreter, and a slow page delays no other page. Requests get their turn in the order in which they came.
+- All requests that come before a rendering begins get this rendering. Many scrapers together therefore cost little more
+  than one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import io
 import socket
-import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
 
 from acker_service.process.logs import Log
 
-CONNECTIONS_MAX = 128
+CONNECTIONS_MAX = 512
 BACKLOG = 1024
 # From accepting a connection to the last byte of its answer.
 REQUEST_S = 10.0
@@ -40,12 +36,8 @@ LINGER_S = 1.0
 LINGER_BYTES = 1 << 16
 # Pause after an accept that failed, most likely for lack of file descriptors.
 ACCEPT_PAUSE_S = 0.5
-# How often the server looks for overdue connections and for a stop.
-POLL_S = 0.05
 # How long a stop waits for answers that are being sent.
 SEND_S = 1.0
-# How long a new connection waits until the connection that it replaces is closed.
-CLOSE_S = 5.0
 
 METHODS = ("GET", "HEAD")
 
@@ -56,50 +48,42 @@ Page = tuple[HTTPStatus, str, bytes]
 
 
 class _Rendered:
-    """A page, the request (``user``) that has the turn to render the page, and the requests that wait for a turn."""
+    """A page. ``next``: its rendering that has not begun yet. ``lock``: held by its rendering that has begun."""
 
     def __init__(self, render: Callable[[], Page]) -> None:
         self.render = render
-        self.user: socket.socket | None = None
-        self.waiting: deque[socket.socket] = deque()
+        self.lock = asyncio.Lock()
+        self.next: asyncio.Task[Page] | None = None
 
 
-class HttpServer(ThreadingMixIn, TCPServer):
-    """Serves pages by path, from a thread that accepts and a pool of threads that answer. ``start`` and ``stop`` it
-    once."""
-
-    allow_reuse_address = True
-    request_queue_size = BACKLOG
+class HttpServer:
+    """Serves pages by path. ``start`` and ``stop`` it once. ``disconnected`` counts the clients that were disconnected,
+    because there were too many, or because they were too slow."""
 
     def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]]) -> None:
         """Bind. Port 0 takes a free one. Raises :class:`OSError`."""
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, *_, place = found[0]
-        super().__init__(place, _Handler)  # type: ignore[arg-type]  # for mypy, ``place`` may be no IP address
-        self.pages = {path: _Rendered(render) for path, render in pages.items()}
-        # A page that is being rendered keeps its thread when its client is disconnected.
-        self._threads_max = CONNECTIONS_MAX + len(pages)
-        self._pool = ThreadPoolExecutor(self._threads_max, thread_name_prefix="acker-http")
-        self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="acker-http", daemon=True)
-        # When each connection was accepted, the oldest first. Contains no connection that this server has disconnected.
-        self._accepted: dict[socket.socket, float] = {}
-        # Sockets that are not closed yet.
-        self._open: set[socket.socket] = set()
-        # Wakes each request that waits for its turn at a page.
-        self._wakes: dict[socket.socket, threading.Event] = {}
-        # Also held while a connection is closed or disconnected. Otherwise a disconnect could hit a new connection that
-        # got the descriptor of the closed one.
-        self._lock = threading.Lock()
-        # Notified when a connection is closed or its answer is sent. Only one thread at a time waits: the accepting
-        # thread until a connection is closed, or, after its end, ``stop`` until the answers are sent.
-        self._has_ended = threading.Condition(self._lock)
-        # Connections on which an answer is being sent.
-        self._sending: set[socket.socket] = set()
-        self._has_failed = False
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
+        family, *_, place = found[0]
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(place)
+            self._listener.listen(BACKLOG)
+            self._listener.setblocking(False)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.port = int(self._listener.getsockname()[1])
+        self.disconnected = 0
+        self._pages = {path: _Rendered(render) for path, render in pages.items()}
+        self._rendering = ThreadPoolExecutor(max(1, len(pages)), thread_name_prefix="acker-http")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="acker-http", daemon=True)
+        self._is_stopping = asyncio.Event()
+        # What each connection asks for: a path, or "" until its request is here. The oldest connection is first.
+        self._asked: dict[asyncio.Task[None], str] = {}
+        # Answers that are being sent.
+        self._sending: set[asyncio.Future[None]] = set()
 
     def start(self) -> None:
         self._thread.start()
@@ -107,180 +91,158 @@ class HttpServer(ThreadingMixIn, TCPServer):
     def stop(self) -> None:
         """Close the port and all connections. Waits for answers that are being sent, but not for pages that are being
         rendered."""
-        if self._thread.ident is not None:
-            self.shutdown()
+        if self._thread.ident is None:
+            self._loop.close()
+        else:
+            self._loop.call_soon_threadsafe(self._is_stopping.set)
             self._thread.join()
-        self.server_close()
-        with self._lock:
-            self._has_ended.wait_for(lambda: not self._sending, SEND_S)
-        while self._accepted:
-            self._disconnect_oldest()
-        self._pool.shutdown(wait=False)
+        self._listener.close()
+        self._rendering.shutdown(wait=False)
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            accepted = super().get_request()
-        except OSError as error:
-            if not self._has_failed:
-                log.warning("http_accept_failed", error=error.strerror or str(error), connections=len(self._accepted))
-            self._has_failed = True
-            self._disconnect_oldest()
-            time.sleep(ACCEPT_PAUSE_S)
-            raise
-        self._has_failed = False
-        return accepted
+    def _run(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._serve())
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._accepted) >= CONNECTIONS_MAX:
-            self._disconnect_oldest()
-        with self._lock:
-            # Without this wait, a flood of connections would take all descriptors and all time of the interpreter.
-            if not self._has_ended.wait_for(lambda: len(self._open) < self._threads_max, CLOSE_S):
-                raise ConnectionAbortedError
-            self._accepted[request] = time.monotonic()
-            self._open.add(request)
-        self._pool.submit(self.process_request_thread, request, client_address)
+    async def _serve(self) -> None:
+        accepting = self._loop.create_task(self._accept())
+        await self._is_stopping.wait()
+        accepting.cancel()
+        self._listener.close()
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=SEND_S)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        # Lets the tasks close their connections.
+        await asyncio.gather(*others, return_exceptions=True)
 
-    def service_actions(self) -> None:
-        """Disconnect overdue clients. Called after each accept, and every POLL_S."""
-        overdue = time.monotonic() - REQUEST_S
-        with self._lock:
-            late = [request for request, accepted in self._accepted.items() if accepted < overdue]
-        for request in late:
-            self._disconnect(request)
-
-    @contextlib.contextmanager
-    def turn(self, page: _Rendered, request: socket.socket) -> Iterator[None]:
-        """Wait for the request's turn to render a page. Raises ConnectionAbortedError if its client is disconnected."""
-        with self._lock:
-            # Nothing would wake a request that is disconnected already.
-            if request not in self._accepted:
-                raise ConnectionAbortedError
-            if page.user is None:
-                page.user = request
-            else:
-                page.waiting.append(request)
-                self._wakes[request] = threading.Event()
-            wake = self._wakes.get(request)
-        if wake is not None:
-            wake.wait()
-        try:
-            if request not in self._accepted:
-                raise ConnectionAbortedError
-            yield
-        finally:
-            with self._lock:
-                if page.user is request:
-                    self._give_turn(page)
-
-    def _give_turn(self, page: _Rendered) -> None:
-        """Give the turn to the next request that is still connected. The caller holds the lock."""
-        page.user = None
-        while page.user is None and page.waiting:
-            next_one = page.waiting.popleft()
-            if next_one in self._accepted:
-                page.user = next_one
-                self._wakes[next_one].set()
-
-    @contextlib.contextmanager
-    def sending(self, request: socket.socket) -> Iterator[None]:
-        """Let :meth:`stop` wait while the answer is sent inside this context."""
-        with self._lock:
-            self._sending.add(request)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._sending.discard(request)
-                self._has_ended.notify()
-
-    def close_request(self, request: Any) -> None:
-        with self._lock:
-            self._accepted.pop(request, None)
-            self._wakes.pop(request, None)
-            request.close()
-            self._open.discard(request)
-            self._has_ended.notify()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        # An OSError means that the client has gone or was disconnected, which is no fault of this server.
-        if not isinstance(sys.exception(), OSError):
-            log.exception("http_failed")  # noqa: LOG004  # socketserver calls this while it handles an exception
-
-    def _disconnect_oldest(self) -> None:
-        with self._lock:
-            oldest = next(iter(self._accepted), None)
-        if oldest is not None:
-            self._disconnect(oldest)
-
-    def _disconnect(self, request: socket.socket) -> None:
-        """Interrupt the thread of a connection in its read or write. That thread then closes the connection."""
-        with self._lock, contextlib.suppress(OSError):
-            self._accepted.pop(request, None)
-            if request in self._wakes:
-                self._wakes[request].set()
-            request.shutdown(socket.SHUT_RDWR)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Serves one request of one connection."""
-
-    protocol_version = default_request_version = "HTTP/1.1"
-    command, request_version = "", protocol_version
-    server: HttpServer
-
-    def handle(self) -> None:
-        head = b""
-        while b"\r\n\r\n" not in head:
-            if len(head) == HEAD_BYTES:
-                self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request is too long")
-                return
-            if not (some := self.connection.recv(HEAD_BYTES - len(head))):
-                return
-            head += some
-        self.rfile.close()
-        self.rfile = io.BytesIO(head)
-        self.raw_requestline = self.rfile.readline()
-        if self.parse_request():
-            self._send(self._page())
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that the standard library cannot read, in plain text instead of HTML."""
-        self._send(text(HTTPStatus(code), f"{message}; this is the acker's HTTP port"))
-
-    def _page(self) -> Page:
-        if self.command not in METHODS:
-            return text(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command}: this port answers GET and HEAD only")
-        path = self.path.partition("?")[0]
-        if path not in self.server.pages:
-            return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self.server.pages)}")
-        page = self.server.pages[path]
-        with self.server.turn(page, self.request):
+    async def _accept(self) -> None:
+        has_failed = False
+        while True:
             try:
-                return page.render()
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError as error:
+                if not has_failed:
+                    log.warning("http_accept_failed", error=error.strerror or str(error), connections=len(self._asked))
+                has_failed = True
+                self._disconnect_one()
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            has_failed = False
+            if len(self._asked) >= CONNECTIONS_MAX:
+                self._disconnect_one()
+            task = self._loop.create_task(self._answer(connection))
+            self._asked[task] = ""
+            # Gives the other connections their turn. An accept does not, while clients wait to be accepted.
+            await asyncio.sleep(0)
+
+    def _disconnect_one(self) -> None:
+        if self._asked:
+            (crowd, _), *_ = Counter(self._asked.values()).most_common(1)
+            oldest = next(task for task, asked in self._asked.items() if asked == crowd)
+            del self._asked[oldest]
+            oldest.cancel()
+            self.disconnected += 1
+
+    async def _answer(self, connection: socket.socket) -> None:
+        """Serve the one request of a connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        with contextlib.closing(connection):
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    head = await self._read_head(connection)
+                    if not head:
+                        return
+                    method, path, page = _parsed(head)
+                    if page is None:
+                        page = await self._page(task, method, path)
+                    await self._send(connection, method, page)
+                await self._linger(connection)
+            except TimeoutError:
+                self.disconnected += 1
+            except OSError:
+                # The client has gone, which is no fault of this server.
+                pass
             except Exception:
-                log.exception("page_failed", path=self.path)
+                log.exception("http_failed")
+            finally:
+                self._asked.pop(task, None)
+
+    async def _read_head(self, connection: socket.socket) -> bytes:
+        """Return the request line and the headers, or HEAD_BYTES of a longer request; b"" if the client has gone."""
+        head = b""
+        while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
+            if not (some := await self._loop.sock_recv(connection, HEAD_BYTES - len(head))):
+                return b""
+            head += some
+        return head
+
+    async def _page(self, task: asyncio.Task[None], method: str, path: str) -> Page:
+        if method not in METHODS:
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, f"{method}: this port answers GET and HEAD only")
+        page = self._pages.get(path)
+        if page is None:
+            return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self._pages)}")
+        if task in self._asked:
+            self._asked[task] = path
+        if page.next is None:
+            page.next = self._loop.create_task(self._render(page, path))
+        # Others wait for the same rendering when this client is disconnected.
+        return await asyncio.shield(page.next)
+
+    async def _render(self, page: _Rendered, path: str) -> Page:
+        async with page.lock:
+            page.next = None
+            try:
+                return await self._loop.run_in_executor(self._rendering, page.render)
+            except Exception:
+                log.exception("page_failed", path=path)
                 return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the server; see its log")
 
-    def _send(self, page: Page) -> None:
+    async def _send(self, connection: socket.socket, method: str, page: Page) -> None:
         status, content_type, body = page
-        self.send_response_only(status)
-        self.send_header("Server", "acker")
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
+        lines = [
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            "Server: acker",
+            f"Content-Type: {content_type}",
+            f"Content-Length: {len(body)}",
+            "Connection: close",
+        ]
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", ", ".join(METHODS))
-        with self.server.sending(self.request):
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-            self.connection.shutdown(socket.SHUT_WR)
-        deadline, left = time.monotonic() + LINGER_S, LINGER_BYTES
-        while left > 0 and (rest_s := deadline - time.monotonic()) > 0:
-            self.connection.settimeout(rest_s)
-            some = self.connection.recv(left)
-            left = left - len(some) if some else 0
+            lines.append(f"Allow: {', '.join(METHODS)}")
+        sent = self._loop.create_future()
+        self._sending.add(sent)
+        try:
+            head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
+            await self._loop.sock_sendall(connection, head if method == "HEAD" else head + body)
+            connection.shutdown(socket.SHUT_WR)
+        finally:
+            self._sending.discard(sent)
+            sent.set_result(None)
+
+    async def _linger(self, connection: socket.socket) -> None:
+        left = LINGER_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while left > 0 and (some := await self._loop.sock_recv(connection, left)):
+                    left -= len(some)
+
+
+def _parsed(head: bytes) -> tuple[str, str, Page | None]:
+    """Return the method and the path of a request, and the page that refuses the request if it cannot be read."""
+    if b"\r\n\r\n" not in head:
+        return "", "", _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request is too long")
+    line = head.partition(b"\r\n")[0].decode("latin-1")
+    method, _, rest = line.partition(" ")
+    target, _, version = rest.rpartition(" ")
+    if not (method and target) or not version.startswith("HTTP/1."):
+        return "", "", _refusal(HTTPStatus.BAD_REQUEST, "The request line should be like GET /metrics HTTP/1.1")
+    return method, target.partition("?")[0], None
+
+
+def _refusal(status: HTTPStatus, sentence: str) -> Page:
+    return text(status, f"{sentence}; this is the acker's HTTP port")
 
 
 def text(status: HTTPStatus, body: str) -> Page:

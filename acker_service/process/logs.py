@@ -1,7 +1,8 @@
 """Logs: one line per event, with named fields, as text or JSON.
 
-Decides the format of a line. Uses the standard library's logging, so that lines of gRPC have the same format. The name
-of an event is a few words in snake_case; everything that varies is a field.
+Decides the format of a line, and how many lines of one event and how much of a field are written, since both may come
+from outside. Uses the standard library's logging, so that lines of gRPC have the same format. The name of an event is a
+few words in snake_case; everything that varies is a field.
 """
 
 from __future__ import annotations
@@ -9,11 +10,19 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
+from itertools import accumulate, takewhile
 from typing import Any, TextIO
 
 _FIELDS = "acker_fields"
+# How many lines of one event are written in a minute. Other programs' lines count by the names of their loggers.
+LINES_A_MINUTE = 120
+# The longest text of a field, as JSON.
+FIELD_BYTES = 512
+# Most bytes that JSON needs for one character.
+_BYTES_A_CHARACTER = 12
 
 
 class Log:
@@ -37,15 +46,19 @@ class Log:
 
 
 class RateLimit:
-    """Limits log lines that callers of the server can cause: one per key in ``every_s``. Counts the suppressed lines.
+    """Limits log lines that callers of the server can cause: ``lines`` per key in ``every_s``. Counts the suppressed
+    lines.
 
     It tracks at most ``keys_max`` keys. Further keys share one limit, so the total number of lines is bounded.
     """
 
-    def __init__(self, clock: Callable[[], float], every_s: float = 60.0, keys_max: int = 256) -> None:
-        self._clock, self._every_s, self._keys_max = clock, every_s, keys_max
+    def __init__(self, clock: Callable[[], float], every_s: float = 60.0, keys_max: int = 256, lines: int = 1) -> None:
+        self._clock, self._every_s, self._keys_max, self._lines = clock, every_s, keys_max, lines
         self._lock = threading.Lock()
-        self._keys: dict[Hashable, tuple[float, int]] = {}
+        # By key: when its first line was admitted, how many were admitted since then, and how many suppressed.
+        self._keys: dict[Hashable, tuple[float, int, int]] = {}
+        # Of all keys, since the start.
+        self.suppressed = 0
 
     def admit(self, key: Hashable) -> int | None:
         """Return how many lines were suppressed since the last one of this key; None if this line must be
@@ -55,22 +68,52 @@ class RateLimit:
             if key not in self._keys and len(self._keys) >= self._keys_max:
                 self._forget_expired(now)
                 key = key if len(self._keys) < self._keys_max else None
-            last, suppressed = self._keys.get(key, (now - self._every_s, 0))
-            if now - last < self._every_s:
-                self._keys[key] = last, suppressed + 1
+            since, admitted, suppressed = self._keys.get(key, (now, 0, 0))
+            if now - since >= self._every_s:
+                since, admitted = now, 0
+            if admitted == self._lines:
+                self._keys[key] = since, admitted, suppressed + 1
+                self.suppressed += 1
                 return None
-            self._keys[key] = now, 0
+            self._keys[key] = since, admitted + 1, 0
             return suppressed
 
     def _forget_expired(self, now: float) -> None:
         self._keys = {key: seen for key, seen in self._keys.items() if now - seen[0] < self._every_s}
 
 
-def configure(stream: TextIO, *, format: str, level: str) -> None:
-    """Send every log line of this process to ``stream``. ``format``: text or json; ``level``: as logging names it."""
+class LineLimit(logging.Filter):
+    """Lets LINES_A_MINUTE lines of each event pass. The next line of an event has the number of those that were left
+    out as its field ``left_out``."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._limit = RateLimit(clock, lines=LINES_A_MINUTE)
+
+    @property
+    def left_out(self) -> int:
+        """How many lines were left out so far."""
+        return self._limit.suppressed
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_event = hasattr(record, _FIELDS)
+        left_out = self._limit.admit((record.name, record.getMessage() if is_event else None))
+        if left_out:
+            fields = _fields(record)
+            # A line that its caller limits, too, has the field already.
+            setattr(record, _FIELDS, fields | {"left_out": left_out + fields.get("left_out", 0)})
+        return left_out is not None
+
+
+def configure(stream: TextIO, *, format: str, level: str, clock: Callable[[], float] = time.monotonic) -> LineLimit:
+    """Send the log lines of this process to ``stream``, and return their limit. ``format``: text or json; ``level``: as
+    logging names it."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Json() if format == "json" else _Text())
+    limit = LineLimit(clock)
+    handler.addFilter(limit)
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    return limit
 
 
 class _Text(logging.Formatter):
@@ -95,9 +138,17 @@ class _Json(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    fields: dict[str, object] = getattr(record, _FIELDS, {})
-    return fields
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = getattr(record, _FIELDS, {})
+    return {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _cut(text: str) -> str:
+    """Return the text, or as many of its characters as FIELD_BYTES of JSON hold, and three dots."""
+    if len(text) * _BYTES_A_CHARACTER <= FIELD_BYTES or len(json.dumps(text)) - 2 <= FIELD_BYTES:
+        return text
+    sizes = accumulate(len(json.dumps(character)) - 2 for character in text)
+    return text[: sum(1 for _ in takewhile(lambda size: size <= FIELD_BYTES - len("..."), sizes))] + "..."
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""Half-sent: calls whose request never arrives completely, written as raw HTTP/2 frames."""
+"""Half-sent: calls whose request never arrives completely or whose reply is never read, as raw HTTP/2 frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 from typing import Self
 
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
-ACK = 1
+ACK = END_STREAM = 1
 END_HEADERS = 4
 
 
@@ -24,8 +24,8 @@ class HalfSender:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def begin(self, method: str, service: str = "acker.v1.Acker") -> int:
-        """Begin a call, send ten bytes of a request of a thousand, and return its stream id."""
+    def begin(self, method: str, service: str = "acker.v1.Acker", request: bytes | None = None) -> int:
+        """Begin a call and return its stream id. Without a ``request``, send ten bytes of a request of a thousand."""
         self._stream += 2
         names = {
             ":method": "POST",
@@ -36,28 +36,29 @@ class HalfSender:
             "te": "trailers",
         }
         block = b"".join(b"\0" + text(name) + text(value) for name, value in names.items())
-        half = b"\0" + (1000).to_bytes(4, "big") + bytes(10)
-        self._socket.sendall(frame(HEADERS, END_HEADERS, self._stream, block) + frame(DATA, 0, self._stream, half))
+        content = b"\0" + (1000).to_bytes(4, "big") + bytes(10)
+        if request is not None:
+            content = b"\0" + len(request).to_bytes(4, "big") + request
+        data = frame(DATA, 0 if request is None else END_STREAM, self._stream, content)
+        self._socket.sendall(frame(HEADERS, END_HEADERS, self._stream, block) + data)
         return self._stream
 
     def until_ended(self, streams: set[int]) -> None:
         """Wait until the server has ended these streams, or the connection."""
         left = set(streams)
-        while left:
-            head = self._read(9)
-            if not head:
-                return
-            length, kind, flags, stream = (
-                int.from_bytes(head[:3], "big"),
-                head[3],
-                head[4],
-                int.from_bytes(head[5:], "big"),
-            )
+        while left and (ended := self.next_ended()):
+            left.discard(ended)
+
+    def next_ended(self) -> int:
+        """Wait until the server ends a stream, and return the id of this stream; 0 if it ends the connection."""
+        while head := self._read(9):
+            length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
             self._read(length)
             if kind == SETTINGS and not flags & ACK:
                 self._socket.sendall(frame(SETTINGS, ACK, 0))
-            if kind == RST_STREAM or (kind == HEADERS and flags & 1):
-                left.discard(stream)
+            if kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
+                return int.from_bytes(head[5:], "big")
+        return 0
 
     def _read(self, length: int) -> bytes:
         content = b""

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import socket
-import socketserver
 import struct
 import threading
 import time
@@ -70,17 +69,103 @@ def trickle(connection: socket.socket) -> None:
         connection.sendall(b"x")
 
 
-def test_idle_connections_take_a_bounded_number_of_threads_and_keep_out_no_probe(pages: Pages) -> None:
-    others = http_threads()
+def test_idle_connections_take_no_threads_and_keep_out_no_probe(pages: Pages) -> None:
+    threads = http_threads()
     idle = [pages.connect() for _ in range(3 * http.CONNECTIONS_MAX)]
     try:
         assert page(pages, "/fine") == (200, "fine\n")
-        assert http_threads() - others <= http.CONNECTIONS_MAX + 1
+        assert http_threads() - threads <= 1
         # The server closes the oldest connection to accept a new one.
         assert received(idle[0]) == b""
+        assert pages.server.disconnected == 2 * http.CONNECTIONS_MAX + 1
     finally:
         for connection in idle:
             connection.close()
+
+
+def scrape(pages: Pages, path: str, count: int) -> list[socket.socket]:
+    """Connect ``count`` clients that each ask for a page."""
+    clients = [pages.connect() for _ in range(count)]
+    for client in clients:
+        client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    return clients
+
+
+class Gated:
+    """A page that is rendered when ``may_return`` is set. ``begun``: how many renderings have begun."""
+
+    def __init__(self) -> None:
+        self.may_return = threading.Event()
+        self.begun = 0
+
+    def __call__(self) -> http.Page:
+        self.begun += 1
+        assert self.may_return.wait(20)
+        return fine()
+
+
+def test_400_scrapers_and_a_probe_all_get_their_answers() -> None:
+    slow = Gated()
+    pages = Pages(slow=slow, fine=fine)
+    try:
+        clients = scrape(pages, "/slow", 400)
+        assert page(pages, "/fine") == (200, "fine\n")
+        slow.may_return.set()
+        for client in clients:
+            with client:
+                assert received(client).endswith(b"\r\n\r\nfine\n")
+    finally:
+        slow.may_return.set()
+        pages.server.stop()
+    assert pages.server.disconnected == 0
+
+
+def test_requests_that_wait_for_the_same_page_share_one_rendering() -> None:
+    slow = Gated()
+    pages = Pages(slow=slow)
+    try:
+        first = scrape(pages, "/slow", 1)
+        eventually(lambda: slow.begun == 1)
+        others = scrape(pages, "/slow", 100)
+        eventually(lambda: list(pages.server._asked.values()) == ["/slow"] * 101)
+        slow.may_return.set()
+        assert all(received(client).endswith(b"fine\n") for client in first + others)
+        # A rendering that began before a request came is not its answer.
+        assert slow.begun == 2
+    finally:
+        slow.may_return.set()
+        pages.server.stop()
+        for client in first + others:
+            client.close()
+
+
+@pytest.mark.parametrize("request_bytes", [b"", b"GET /fi", b"GET /slow HTTP/1.1\r\n\r\n"])
+def test_a_probe_that_takes_its_time_is_not_the_one_to_go_when_there_are_too_many_others(
+    monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
+) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 128)
+    probe_page, slow = Gated(), Gated()
+    pages = Pages(probe=probe_page, slow=slow, fine=fine)
+    others = []
+    try:
+        (probe,) = scrape(pages, "/probe", 1)
+        eventually(lambda: probe_page.begun == 1)
+        for _ in range(400):
+            others.append(pages.connect())
+            # The oldest may be disconnected already.
+            with contextlib.suppress(OSError):
+                others[-1].sendall(request_bytes)
+        assert page(pages, "/fine") == (200, "fine\n")
+        assert received(others[0]) == b""
+        probe_page.may_return.set()
+        with probe:
+            assert received(probe).endswith(b"fine\n")
+    finally:
+        for gated in (probe_page, slow):
+            gated.may_return.set()
+        pages.server.stop()
+        for client in others:
+            client.close()
 
 
 def test_a_request_has_one_deadline_even_if_it_trickles_in(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,33 +178,15 @@ def test_a_request_has_one_deadline_even_if_it_trickles_in(pages: Pages, monkeyp
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_S", 1.0)
-    pages = Pages(large=lambda: text(HTTPStatus.OK, "x" * (64 << 20)))
+    large = text(HTTPStatus.OK, "x" * (64 << 20))
+    pages = Pages(large=lambda: large)
     try:
         with pages.connect() as connection:
             connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")
             assert connection.recv(1) == b"H"
-            eventually(lambda: not pages.server._accepted)
+            eventually(lambda: pages.server.disconnected == 1)
     finally:
         pages.server.stop()
-
-
-def test_a_request_whose_client_was_disconnected_before_it_asks_for_its_turn_does_not_wait(pages: Pages) -> None:
-    rendered = pages.server.pages["/fine"]
-    with socket.socket() as busy, socket.socket() as disconnected:
-        rendered.user = busy
-        failures: list[BaseException] = []
-
-        def ask() -> None:
-            try:
-                with pages.server.turn(rendered, disconnected):
-                    pass
-            except ConnectionAbortedError as error:
-                failures.append(error)
-
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(20)
-        assert len(failures) == 1
 
 
 def test_a_flood_of_clients_that_reset_takes_a_bounded_number_of_descriptors_and_keeps_out_no_probe() -> None:
@@ -153,7 +220,7 @@ def test_an_answer_that_is_being_sent_arrives_whole_when_the_server_stops(monkey
         begin = connection.recv(1)
         stopping = threading.Thread(target=pages.server.stop, daemon=True)
         stopping.start()
-        eventually(lambda: pages.server.fileno() == -1, 20)
+        eventually(lambda: pages.server._listener.fileno() == -1, 20)
         _, _, body = (begin + received(connection)).partition(b"\r\n\r\n")
         assert len(body) == (16 << 20) + 1
     stopping.join(20)
@@ -161,7 +228,7 @@ def test_an_answer_that_is_being_sent_arrives_whole_when_the_server_stops(monkey
 
 
 @pytest.mark.parametrize("count", [20, 3 * http.CONNECTIONS_MAX])
-def test_a_slow_page_delays_no_other_page_however_many_ask_for_it(count: int) -> None:
+def test_a_slow_page_is_rendered_once_at_a_time_and_delays_no_other_page_however_many_ask_for_it(count: int) -> None:
     may_return = threading.Event()
     rendering = []
 
@@ -210,19 +277,21 @@ def test_a_reset_is_no_event(server_process: Callable[..., Any]) -> None:
 
 def test_a_server_stops_though_its_thread_has_not_run_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     may_run, is_stopping = threading.Event(), threading.Event()
-    serve, shut_down = socketserver.BaseServer.serve_forever, socketserver.BaseServer.shutdown
+    run = HttpServer._run
 
-    def serve_later(server: socketserver.BaseServer, poll_s: float) -> None:
+    def run_later(server: HttpServer) -> None:
         assert may_run.wait(20)
-        serve(server, poll_s)
+        run(server)
 
-    def begin_to_shut_down(server: socketserver.BaseServer) -> None:
-        is_stopping.set()
-        shut_down(server)
-
-    monkeypatch.setattr(socketserver.BaseServer, "serve_forever", serve_later)
-    monkeypatch.setattr(socketserver.BaseServer, "shutdown", begin_to_shut_down)
+    monkeypatch.setattr(HttpServer, "_run", run_later)
     server = Pages(fine=fine).server
+    stop_soon = server._loop.call_soon_threadsafe
+
+    def begin_to_stop(*what: Any) -> Any:
+        is_stopping.set()
+        return stop_soon(*what)
+
+    monkeypatch.setattr(server._loop, "call_soon_threadsafe", begin_to_stop)
     stopping = threading.Thread(target=server.stop, daemon=True)
     stopping.start()
     assert is_stopping.wait(20)

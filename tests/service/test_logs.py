@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,13 @@ from acker_service.state.state_file import StateError
 from tests.service.caller import SESSION, Caller, eventually, inits, roots_of
 from tests.service.half_sent import HalfSender
 
+
+def digest_of(session: int) -> str:
+    return hashlib.blake2b(session.to_bytes(8, "little"), digest_size=4).hexdigest()
+
+
 Lines = Callable[[str], list[dict[str, Any]]]
-SOURCE = {"source": "orders", "session": SESSION}
+SOURCE = {"source": "orders", "session_digest": digest_of(SESSION)}
 
 
 @pytest.fixture
@@ -67,7 +74,7 @@ def test_a_source_that_opens_is_named_once(shared: SharedShard, lines: Lines) ->
     shared.watch(Watch("returns", 8, 10_000))
     assert lines("source_opened") == [
         {"level": "INFO", **SOURCE},
-        {"level": "INFO", "source": "returns", "session": 8},
+        {"level": "INFO", "source": "returns", "session_digest": digest_of(8)},
     ]
 
 
@@ -120,7 +127,11 @@ def test_a_refused_batch_names_its_source_and_says_why(shared: SharedShard, line
         "detail": "up_to: 2000 roots never fit into 1000; make smaller batches",
         "left_out": 0,
     }
-    assert (stranger["source"], stranger["session"], stranger["status"]) == (None, 99, "UNKNOWN_SOURCE")
+    assert (stranger["source"], stranger["session_digest"], stranger["status"]) == (
+        None,
+        digest_of(99),
+        "UNKNOWN_SOURCE",
+    )
     (settled,) = lines("settlement_refused")
     assert (settled["source"], settled["batch"], settled["status"]) == ("orders", 3, "UNKNOWN_BATCH")
 
@@ -131,8 +142,9 @@ def test_the_log_of_a_refused_watch_has_what_it_asked_for_cut_to_the_length_of_a
     shared.watch(Watch("n" * 5000, 99, 10_000))
     shared.watch(Watch("orders", SESSION, 10_000, confirmed=77))
     unnamed, beyond = lines("watch_refused")
-    assert (unnamed["source"], unnamed["session"], unnamed["asked"]) == (None, 99, "n" * 256)
-    assert (beyond["source"], beyond["session"], beyond["status"]) == ("orders", SESSION, "INVALID")
+    assert (unnamed["source"], unnamed["session_digest"], unnamed["asked"]) == (None, digest_of(99), "n" * 256)
+    assert (beyond["source"], beyond["session_digest"]) == ("orders", digest_of(SESSION))
+    assert beyond["status"] == "INVALID"
     assert "confirmed: 77" in beyond["detail"]
 
 
@@ -176,17 +188,102 @@ def test_a_rate_limit_has_a_bound_however_many_keys_there_are(clock: Clock) -> N
     assert limit.admit("new") == 0
 
 
-def test_text_from_outside_cannot_forge_a_log_line_or_field() -> None:
-    stream, logger = io.StringIO(), logging.getLogger("acker.test")
+def test_a_rate_limit_admits_several_lines_of_a_key_in_its_time(clock: Clock) -> None:
+    limit = RateLimit(clock, every_s=60.0, lines=3)
+    assert [limit.admit("key") for _ in range(5)] == [0, 0, 0, None, None]
+    clock.now = 60.0
+    assert [limit.admit("key") for _ in range(4)] == [2, 0, 0, None]
+    assert limit.suppressed == 3
+
+
+@pytest.fixture
+def written(clock: Clock) -> Iterator[Callable[..., tuple[io.StringIO, logs.LineLimit]]]:
+    """Return a function that sends log lines to a stream, as a server process does, and returns it and the limit."""
     before, level = logging.root.handlers[:], logging.root.level
-    try:
-        logs.configure(stream, format="text", level="info")
-        Log(logger.name).info("source_opened", source="a\rb", detail="\x1b[2J", other="x pending=1", plain="orders-ü")
-    finally:
-        logging.root.handlers[:] = before
-        logging.root.setLevel(level)
+
+    def configure(format: str = "json") -> tuple[io.StringIO, logs.LineLimit]:
+        stream = io.StringIO()
+        return stream, logs.configure(stream, format=format, level="info", clock=clock)
+
+    yield configure
+    logging.root.handlers[:] = before
+    logging.root.setLevel(level)
+
+
+Written = Callable[..., tuple[io.StringIO, logs.LineLimit]]
+
+
+def test_text_from_outside_cannot_forge_a_log_line_or_field(written: Written) -> None:
+    stream, _ = written("text")
+    Log("acker.test").info("source_opened", source="a\rb", detail="\x1b[2J", other="x pending=1", plain="orders-ü")
     assert stream.getvalue().endswith('source="a\\rb" detail="\\u001b[2J" other="x pending=1" plain=orders-ü\n')
     assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_sources_that_open_and_close_in_a_loop_write_a_bounded_log(
+    written: Written, clock: Clock, shared: SharedShard
+) -> None:
+    stream, limit = written()
+    longest = "\U000e0001" * 256
+    for session in range(100, 1100):
+        shared.watch(Watch(longest, session, 10_000))
+        shared.watch(Watch(longest, session, 10_000, close=True))
+    assert len(stream.getvalue().splitlines()) == 2 * logs.LINES_A_MINUTE
+    assert len(stream.getvalue()) < 2 * logs.LINES_A_MINUTE * (logs.FIELD_BYTES + 300)
+    assert limit.left_out == 2 * (1000 - logs.LINES_A_MINUTE)
+    clock.now += 60
+    shared.watch(Watch("orders", 1, 10_000))
+    (line,) = [json.loads(line) for line in stream.getvalue().splitlines()[2 * logs.LINES_A_MINUTE :]]
+    assert (line["source"], line["left_out"]) == ("orders", 1000 - logs.LINES_A_MINUTE)
+
+
+def test_lines_of_one_event_leave_room_for_other_events_and_other_programs(written: Written) -> None:
+    stream, _ = written("text")
+    for _ in range(1000):
+        Log("acker.test").info("often")
+        logging.getLogger("another").warning("anything")
+    Log("acker.test").info("rare", left_out=0)
+    text = stream.getvalue()
+    assert [text.count(word) for word in ("often", "anything", "rare")] == [logs.LINES_A_MINUTE] * 2 + [1]
+
+
+def test_lines_that_are_left_out_twice_are_counted_together(written: Written, clock: Clock) -> None:
+    stream, _ = written()
+    for _ in range(logs.LINES_A_MINUTE + 5):
+        Log("acker.test").info("often", left_out=7)
+    clock.now = 60.0
+    Log("acker.test").info("often", left_out=7)
+    assert json.loads(stream.getvalue().splitlines()[-1])["left_out"] == 12
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("character", ["x", "ü", '"', "\n", "\U000e0001"])
+def test_a_field_is_cut_where_it_gets_too_long(written: Written, format: str, character: str) -> None:
+    stream, _ = written(format)
+    Log("acker.test").info("event", field=character * 10_000)
+    Log("acker.test").info("event", field="x" * logs.FIELD_BYTES)
+    cut, whole = stream.getvalue().splitlines()
+    assert "..." in cut
+    assert len(cut.encode()) <= logs.FIELD_BYTES + 200
+    assert "x" * logs.FIELD_BYTES in whole
+
+
+def test_no_line_has_the_id_of_a_session(written: Written, shared: SharedShard, clock: Clock) -> None:
+    stream, _ = written()
+    session = 0xABCD_EF01_2345_6789
+    shared.watch(Watch("returns", session, 10_000, confirmed=5))
+    shared.watch(Watch("returns", session, 10_000, confirmed=5))
+    shared.open_batch(OpenBatch(session, 1, 100, 900_000))
+    shared.settle(Settle(session, 3, Settlement.DONE))
+    clock.now = 60.0
+    shared.tick()
+    shared.watch(Watch("returns", session, 10_000))
+    shared.watch(Watch("returns", session, 10_000, close=True))
+    text = stream.getvalue()
+    events = {json.loads(line)["event"] for line in text.splitlines()}
+    assert events >= {"source_opened", "source_closed", "watch_refused", "batch_refused", "settlement_refused"}
+    assert not re.search(f"{session}|{session:x}|{session.to_bytes(8, 'little').hex()}", text)
+    assert text.count(digest_of(session)) == text.count('"source": "returns"')
 
 
 # -- state

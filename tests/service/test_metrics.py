@@ -95,15 +95,49 @@ def test_ages_and_pending_roots_have_the_name_of_the_source_and_no_id(server: Se
     assert labels == {"version", "verdict", "status", "method", "code", "pool", "le", "source", "state"}
 
 
+def emit(caller: Caller, session: int, roots: int) -> None:
+    """Open a source and init roots in its open stream."""
+    caller.watch(session, source=f"source {session}")
+    if roots:
+        caller.apply(inits(roots_of(range(roots), base=session << 30), 0, session=session))
+
+
+def named(server: Server, metric: str) -> dict[str, float]:
+    """Return a metric of sources by their names."""
+    seen = figures(server).items()
+    return {name.split('"')[1]: value for name, value in seen if name.startswith(f"{metric}{{")}
+
+
 def test_names_of_sources_are_bounded_and_the_rest_is_one(server: Server, caller: Caller) -> None:
     for session in range(1, SOURCES_MAX + 11):
-        caller.watch(session, source=f"source {session}")
+        emit(caller, session, roots=2 if session <= SOURCES_MAX else 1)
     caller.watch(1000, source=OTHER)
-    caller.apply(inits(roots_of([1, 2], base=1 << 30), 0, session=1000))
-    caller.apply(inits(roots_of([1], base=1 << 31), 0, session=SOURCES_MAX + 1))
-    pending = {name: roots for name, roots in figures(server).items() if name.startswith("acker_source_pending")}
+    caller.apply(inits(roots_of([1], base=1 << 61), 0, session=1000))
+    pending = named(server, "acker_source_pending_roots")
     assert len(pending) == SOURCES_MAX + 1
-    assert pending[f'acker_source_pending_roots{{source="{OTHER}"}}'] == 3
+    assert pending[OTHER] == 11
+    assert named(server, "acker_source_watch_age_seconds").keys() == pending.keys()
+
+
+def test_early_names_do_not_take_the_labels_of_sources_that_work_now(server: Server, caller: Caller) -> None:
+    for session in range(1, SOURCES_MAX + 1):
+        emit(caller, session, roots=0)
+    emit(caller, 500, roots=3)
+    emit(caller, 501, roots=0)
+    pending = named(server, "acker_source_pending_roots")
+    assert pending["source 500"] == 3
+    # Where nothing is pending, those that watched last come first.
+    assert pending.keys() >= {"source 501", f"source {SOURCES_MAX}"}
+    assert "source 1" not in pending
+    assert len(pending) == SOURCES_MAX + 1
+
+
+def test_clients_that_the_http_port_disconnects_and_log_lines_that_are_left_out_are_counted(server: Server) -> None:
+    seen = figures(server)
+    assert (seen["acker_http_clients_disconnected_total"], seen["acker_log_lines_left_out_total"]) == (0, 0)
+    assert server._http is not None
+    server._http.disconnected += 3
+    assert figures(server)["acker_http_clients_disconnected_total"] == 3
 
 
 def test_a_call_that_waits_for_a_thread_is_queued_and_then_measured() -> None:
