@@ -31,7 +31,7 @@ from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.draining import Drain
 from acker_service.grpc import advertised, listener
 from acker_service.grpc.health_service import Health
-from acker_service.grpc.servicer import Servicer
+from acker_service.grpc.servicer import Servicer, connection_of
 from acker_service.http.metrics import CONTENT_TYPE, Metrics
 from acker_service.http.probes import Probes
 from acker_service.http.server import HttpServer, Page
@@ -295,7 +295,8 @@ class Server:
         )
 
     def _make_workers(self, name: str, size: int) -> Workers:
-        workers = Workers(name, size, receive_s=self._options.receive_s, clock=time.monotonic)
+        receive_s = self._options.receive_s
+        workers = Workers(name, size, receive_s=receive_s, clock=time.monotonic, connection_of=connection_of)
         self._metrics.watch_pool(workers)
         return workers
 

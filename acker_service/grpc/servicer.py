@@ -11,8 +11,9 @@ same. gRPC then passes a call on before its request has arrived, so a call whose
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -217,6 +218,18 @@ def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]
 
     handle.experimental_thread_pool = workers  # type: ignore[attr-defined]
     return handle
+
+
+def connection_of(*arguments: Any) -> Hashable:
+    """Return the connection of a call, from the arguments with which gRPC submits the call to its thread pool.
+
+    These arguments are not part of gRPC's API. None if they do not lead to the call.
+    """
+    for each in arguments:
+        with contextlib.suppress(AttributeError):
+            found: Hashable = each.call.peer()
+            return found
+    return None
 
 
 def _refusal(name: str, error: Exception) -> CallRefused:
