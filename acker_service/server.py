@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any
 
@@ -133,7 +134,20 @@ class Server:
         return {"address": self.address, "http_address": self.http_address, "version": VERSION}
 
     def start(self) -> None:
-        """Start to answer calls, and publish the ready file."""
+        """Start to answer calls, and publish the ready file. Raises :class:`StartError`; the state is then kept."""
+        try:
+            self._start()
+        except RuntimeError as error:
+            self.stop(0.0)
+            raise _no_threads(error) from None
+        except StartError:
+            self.stop(0.0)
+            raise
+
+    def _start(self) -> None:
+        # First all threads without which calls would wait for ever. A stop starts none, so it always ends.
+        for workers in self._workers.values():
+            workers.start()
         self._ticker.start()
         self._relief.start()
         self._trimming.start()
@@ -145,11 +159,7 @@ class Server:
         self._health.set(True)
         stats = self._shared.stats
         log.info("ready", **self._places, pid=os.getpid(), pending=stats.pending, sources=stats.sources)
-        try:
-            self._ready_file.publish()
-        except StartError:
-            self.stop(0.0)
-            raise
+        self._ready_file.publish()
 
     def stop(self, grace_s: float | None = None) -> None:
         """Report NOT_SERVING, let calls under way finish for ``grace_s``, then write the state.
@@ -159,8 +169,10 @@ class Server:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self._probes.is_serving:
+        if self._listening is not None:
             self._stop_serving(self._options.grace_s if grace_s is None else grace_s)
+        for ticker in (self._ticker, self._relief, self._trimming):
+            ticker.stop()
         try:
             self._saved.write(self._shared)
         except BaseException:
@@ -203,13 +215,14 @@ class Server:
             will_be_back = self._saved.is_kept and not self._draining.is_over
             self._registry.leave(self._options.away_s if will_be_back else None)
         self._shared.stop_waiting()
-        stopped = self._grpc.stop(grace_s)
+        until = time.monotonic() + grace_s
+        # gRPC takes no new calls, and then starts a thread that would end the calls after the grace period.
+        with contextlib.suppress(RuntimeError):
+            self._grpc.stop(grace_s)
         # Does not wait for streams of health checks, since these never end by themselves.
-        while not stopped.wait(STOP_POLL_S) and self.servicer.calls_under_way and not self._hurried.is_set():
+        while self.servicer.calls_under_way and time.monotonic() < until and not self._hurried.wait(STOP_POLL_S):
             pass
         self._grpc.stop(None).wait()
-        for ticker in (self._ticker, self._relief, self._trimming, self._draining):
-            ticker.stop()
 
     def _close_all(self) -> None:
         if self._listening is not None:
@@ -322,6 +335,7 @@ class Server:
     def _tick(self) -> None:
         pauses = self._shared.pauses
         self._shared.tick()
+        self._draining.check()
         if self._shared.pauses > pauses:
             log.warning("paused", pauses=self._shared.pauses, paused_s=round(self._shared.paused_s, 3))
 
@@ -358,12 +372,18 @@ def run(options: Config, signals: Signals) -> int:
     logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
+    # Before the state is read: a stop must not need a thread.
+    stopping: Future[Server] = Future()
+    try:
+        threading.Thread(target=_hurry_on_signal, args=(signals, stopping), name="acker-signals", daemon=True).start()
+    except RuntimeError as error:
+        raise _no_threads(error) from None
     server = Server(options, on_drained=signals.interrupt)
     # Loaded modules stay loaded, so the garbage collector need not scan them while calls wait.
     gc.freeze()
     server.start()
     _log_signal(signals.wait())
-    threading.Thread(target=_hurry_on_signal, args=(signals, server), name="acker-signals", daemon=True).start()
+    stopping.set_result(server)
     try:
         server.stop()
     except StateError as error:
@@ -374,7 +394,9 @@ def run(options: Config, signals: Signals) -> int:
     return 0
 
 
-def _hurry_on_signal(signals: Signals, server: Server) -> None:
+def _hurry_on_signal(signals: Signals, stopping: Future[Server]) -> None:
+    """End the grace period of the server that stops, at each signal from then on."""
+    server = stopping.result()
     while True:
         sent = signals.wait()
         _log_signal(sent)
@@ -385,6 +407,12 @@ def _hurry_on_signal(signals: Signals, server: Server) -> None:
 def _log_signal(sent: signal.Signals | None) -> None:
     if sent is not None:
         log.info("signal", name=sent.name)
+
+
+def _no_threads(error: RuntimeError) -> StartError:
+    return StartError(
+        f"the system starts no more threads ({error}): raise its limit (ulimit -u, or pids.max of the cgroup)"
+    )
 
 
 def _raise_descriptors() -> None:

@@ -20,13 +20,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 from acker_service.process.logs import Log
+from acker_service.process.workers import Workers
 
 CONNECTIONS_MAX = 128
 BACKLOG = 1024
@@ -79,7 +79,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self.pages = {path: _Rendered(render) for path, render in pages.items()}
         # A page that is being rendered keeps its thread when its client is disconnected.
         self._threads_max = CONNECTIONS_MAX + len(pages)
-        self._pool = ThreadPoolExecutor(self._threads_max, thread_name_prefix="acker-http")
+        # Unlike ThreadPoolExecutor, it lets a request wait when the system has no more threads.
+        self._pool = Workers("http", self._threads_max, receive_s=REQUEST_S, clock=time.monotonic)
         self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="acker-http", daemon=True)
         # The connections that were not disconnected, and when they were accepted. The oldest is first.
         self._accepted: dict[socket.socket, float] = {}
@@ -100,6 +101,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
         return int(self.server_address[1])
 
     def start(self) -> None:
+        """Raises RuntimeError if the system has no threads."""
+        self._pool.start()
         self._thread.start()
 
     def stop(self) -> None:

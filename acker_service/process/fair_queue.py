@@ -34,12 +34,12 @@ class FairQueue(Generic[Item]):
 
     def pop(self, may: Callable[[Hashable], bool] = lambda owner: True) -> tuple[Hashable, Item] | None:
         """Remove and return the next owner and item; None if no owner is allowed. ``may``: whether an owner is."""
-        for owner, items in self._items.items():
+        for owner in self._items:
             if may(owner):
                 break
         else:
             return None
-        del self._items[owner]
+        items = self._items.pop(owner)
         item = items.popleft()
         if items:
             self._items[owner] = items

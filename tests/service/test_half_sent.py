@@ -292,9 +292,9 @@ def test_one_connection_stalls_four_threads_at_most_and_keeps_none_from_others(
     for number in range(50):
         stall.submit(number, "half")
     stall.await_begun(2)
-    while stall.begun < STALLED_SHARE:
+    for number in range(3, STALLED_SHARE + 1):
         clock[0] += 0.06
-        stall.await_begun(stall.begun)
+        stall.await_begun(number)
     for _ in range(20):
         clock[0] += 0.06
         workers.relieve()
@@ -305,9 +305,11 @@ def test_one_connection_stalls_four_threads_at_most_and_keeps_none_from_others(
     eventually(lambda: (workers.relieve(), stall.begun > STALLED_SHARE)[1])
     assert (stall.begun, stall.cancelled) == (STALLED_SHARE + 1, list(range(STALLED_SHARE)))
     assert workers.submit(lambda _: "done", "whole").result(20) == "done"
-    while len(stall.cancelled) < 50:
+    for number in range(STALLED_SHARE + 2, 51):
         clock[0] += 11.0
-        workers.relieve()
+        stall.await_begun(number)
+    clock[0] += 11.0
+    eventually(lambda: (workers.relieve(), len(stall.cancelled) == 50)[1])
 
 
 def test_a_connection_counts_like_others_some_time_after_its_last_stalled_request(
