@@ -41,6 +41,7 @@ from acker_service.ports import StartError, address, check_host, port_error
 from acker_service.process import logs
 from acker_service.process.heap import Heap
 from acker_service.process.logs import Log, RateLimit
+from acker_service.process.replies import Replies
 from acker_service.process.signals import Signals
 from acker_service.process.ticker import Ticker
 from acker_service.process.workers import Workers
@@ -103,7 +104,10 @@ class Server:
             self._heap = Heap()
             self._trimming = Ticker("acker-heap", self._trim_heap, TRIM_S)
             self._draining = Drain(self._shared, options.drain_s, on_drained)
-            self._metrics = Metrics(self._shared, self._overdue, self.view, self._is_connected)
+            self._replies = Replies(send_s=options.send_s, clock=time.monotonic)
+            self._metrics = Metrics(
+                self._shared, self._overdue, self.view, self._is_connected, lambda: self._replies.cut
+            )
             self._workers = {
                 "apply": self._make_workers("apply", options.workers),
                 "call": self._make_workers("call", OTHER_CALLS + options.max_watches),
@@ -305,6 +309,7 @@ class Server:
             observe=self._metrics.observe,
             reporters=self._workers["apply"],
             others=self._workers["call"],
+            replies=self._replies,
         )
 
     def _make_workers(self, name: str, size: int) -> Workers:
@@ -354,6 +359,13 @@ class Server:
         if left_out is not None:
             # Callers only see CANCELLED, without a reason. A caller on a slow line needs a longer --receive-s.
             log.warning("calls_overdue", calls=calls, receive_s=self._options.receive_s, left_out=left_out)
+        before = self._replies.cut
+        self._replies.relieve()
+        replies = self._replies.cut - before
+        left_out = self._overdue_lines.admit("replies_cut") if replies else None
+        if left_out is not None:
+            # Callers see CANCELLED. A caller on a slow line needs a longer --send-s.
+            log.warning("replies_cut", replies=replies, send_s=self._options.send_s, left_out=left_out)
 
     def _trim_heap(self) -> None:
         stats = self._shared.stats

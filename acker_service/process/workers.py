@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from acker_service.process.fair_queue import FairQueue
 
@@ -32,6 +32,8 @@ STALLED_MAX = 64
 STALLED_SHARE = 4
 # How many threads :meth:`Workers.start` starts at most. The others start when calls need them.
 READY_MAX = 4
+
+Received = TypeVar("Received")
 
 
 class _Call:
@@ -105,12 +107,14 @@ class Workers(ThreadPoolExecutor):
                     self._start_thread()
         return future
 
-    def receive(self, cancel: Callable[[], object], receive: Callable[[], Any]) -> Any:
-        """Return what ``receive()`` waits for: the request of the call that this thread answers, or the end of a
-        message to its caller. ``cancel()`` makes ``receive`` raise or return."""
+    def receive(
+        self, cancel: Callable[[], object], receive: Callable[[], Received], connection: Hashable = None
+    ) -> Received:
+        """Return what ``receive()`` waits for: the request of the call that this thread answers, or, if that has
+        arrived, that its caller reads a message. ``cancel()`` makes ``receive`` raise or return."""
         thread_id = threading.get_ident()
         with self._changed:
-            call = self._receiving.setdefault(thread_id, _Call(self._clock(), None))
+            call = self._receiving.setdefault(thread_id, _Call(self._clock(), connection))
             call.cancel = cancel
         try:
             return receive()
