@@ -110,7 +110,7 @@ class Server:
             )
             self._workers = {
                 "apply": self._make_workers("apply", options.workers),
-                "call": self._make_workers("call", OTHER_CALLS + options.max_watches),
+                "call": self._make_workers("call", OTHER_CALLS + options.max_watches, is_shared=True),
                 "health": self._make_workers("health", HEALTH_CALLS),
             }
             self._probes = Probes(self._shared, tuple(self._workers.values()), self._ticker)
@@ -312,9 +312,15 @@ class Server:
             replies=self._replies,
         )
 
-    def _make_workers(self, name: str, size: int) -> Workers:
-        receive_s = self._options.receive_s
-        workers = Workers(name, size, receive_s=receive_s, clock=time.monotonic, connection_of=connection_of)
+    def _make_workers(self, name: str, size: int, *, is_shared: bool = False) -> Workers:
+        workers = Workers(
+            name,
+            size,
+            receive_s=self._options.receive_s,
+            clock=time.monotonic,
+            connection_of=connection_of,
+            is_shared=is_shared,
+        )
         self._metrics.watch_pool(workers)
         return workers
 

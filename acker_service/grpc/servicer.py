@@ -56,10 +56,12 @@ Answer = tuple[Status, bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """What a call that waits needs: to be told when its caller has gone, and to let others work meanwhile."""
+    """What a call that waits needs: to be told when its caller has gone, and to let others work meanwhile. ``parked``:
+    likewise, for a wait that may take long."""
 
     on_end: OnEnd = lambda _: None
     paused: Paused = contextlib.nullcontext
+    parked: Paused = contextlib.nullcontext
 
 
 _Call = Callable[[bytes, _Caller], Answer]
@@ -134,7 +136,7 @@ class Servicer:
         return self._answer(reply.status, reply)
 
     def watch(self, content: bytes, caller: _Caller) -> Answer:
-        reply = self._shared.watch(wire.decode(Watch, content), caller.on_end, caller.paused)
+        reply = self._shared.watch(wire.decode(Watch, content), caller.on_end, caller.parked)
         return self._answer(reply.status, reply)
 
     def stats(self, content: bytes, caller: _Caller) -> Answer:
@@ -205,17 +207,24 @@ class Servicer:
                 if name == "Hello":
                     self._log_greeting(context.peer(), refused)
                 context.abort(refused.code, str(refused))
-            self._replies.add(context.peer(), len(reply), context.cancel, context.add_callback)
             return reply
 
         return answer
 
     def _call(self, name: str, call: _Call, content: bytes, context: grpc.ServicerContext) -> Answer:
+        connection = context.peer()
         # Reports have few threads already.
-        if name == "Apply":
-            return call(content, _Caller())
-        with self._replies.turn(context.peer(), is_large=name in LARGE_REPLIES) as paused:
-            return call(content, _Caller(context.add_callback, paused))
+        turn = self._replies.turn(connection, is_large=name in LARGE_REPLIES)
+        with contextlib.nullcontext(contextlib.nullcontext) if name == "Apply" else turn as paused:
+
+            @contextlib.contextmanager
+            def parked() -> Iterator[None]:
+                with paused(), self._others.parked(connection):
+                    yield
+
+            status, reply = call(content, _Caller(context.add_callback, paused, parked))
+            self._replies.add(connection, len(reply), context.cancel, context.add_callback)
+        return status, reply
 
     def _admit(self, name: str, content: bytes) -> None:
         if self.answers_only is None:

@@ -28,6 +28,10 @@ class FairQueue(Generic[Item]):
         """Yield each owner and its items. The owner of the next turn is first."""
         return iter(self._items.items())
 
+    def __contains__(self, owner: object) -> bool:
+        """Whether items of this owner wait."""
+        return owner in self._items
+
     def append(self, owner: Hashable, item: Item) -> None:
         self._items.setdefault(owner, deque()).append(item)
         self._length += 1

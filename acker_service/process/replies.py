@@ -21,13 +21,18 @@ from acker_service.process.fair_queue import FairQueue
 
 # How many calls work at once, apart from reports.
 WORKING_MAX = 4
-# Bound on the memory of replies that are not taken. Calls that already work may exceed it by their replies.
+# Bound on the memory of replies that are not taken.
 UNREAD_BYTES_MAX = 64 << 20
+# What a call with a large reply counts while it works, as part of the bound: 8 MiB, and the largest reply has 4 MiB.
+LARGE_PART = 8
 # No reply is cut earlier, since its reader may only be on a slow line.
 SEND_MIN_S = 0.5
 # gRPC copies a reply. Each call also has a state of its own, measured with replies of a few bytes.
 COPIES = 2
 CALL_BYTES = 16 << 10
+
+# The connection of a call, and whether its reply is large.
+_Turn = tuple[Hashable, bool]
 
 
 class _Reply:
@@ -46,7 +51,8 @@ class Replies:
     def __init__(self, *, send_s: float, clock: Callable[[], float]) -> None:
         self._send_s, self._clock = send_s, clock
         self._lock = threading.Lock()
-        self._working = 0
+        # How many calls work, and how many of them have large replies.
+        self._working = self._large = 0
         # Calls that wait for their turn, by connection and whether their replies are large.
         self._waiting: FairQueue[threading.Event] = FairQueue()
         # In the order in which they were made.
@@ -66,17 +72,18 @@ class Replies:
 
         @contextlib.contextmanager
         def paused() -> Iterator[None]:
-            self._end_turn()
+            self._end_turn(call)
             try:
                 yield
             finally:
-                self._await_turn((connection, is_large))
+                self._await_turn(call)
 
-        self._await_turn((connection, is_large))
+        call = (connection, is_large)
+        self._await_turn(call)
         try:
             yield paused
         finally:
-            self._end_turn()
+            self._end_turn(call)
 
     def add(
         self,
@@ -101,7 +108,8 @@ class Replies:
         overdue = []
         with self._lock:
             now = self._clock()
-            too_many = self.unread_bytes - UNREAD_BYTES_MAX // 2
+            # Leaves room for one more large reply in the half of slow readers.
+            too_many = self.unread_bytes - (UNREAD_BYTES_MAX // 2 - UNREAD_BYTES_MAX // LARGE_PART)
             for reply in self._unread.values():
                 age_s = now - reply.since
                 if age_s <= self._send_s and (age_s <= SEND_MIN_S or too_many <= 0):
@@ -123,28 +131,35 @@ class Replies:
                 del self._unread_by[reply.connection]
             self._give_turns()
 
-    def _await_turn(self, call: tuple[Hashable, bool]) -> None:
+    def _await_turn(self, call: _Turn) -> None:
         with self._lock:
             if self._working < WORKING_MAX and self._may_begin(call):
-                self._working += 1
+                self._begin(call)
                 return
             begins = threading.Event()
             self._waiting.append(call, begins)
         begins.wait()
 
-    def _end_turn(self) -> None:
+    def _end_turn(self, call: _Turn) -> None:
         with self._lock:
             self._working -= 1
+            self._large -= call[1]
             self._give_turns()
 
     def _give_turns(self) -> None:
         """Let waiting calls begin. Caller holds the lock."""
         while self._working < WORKING_MAX and (found := self._waiting.pop(self._may_begin)) is not None:
-            self._working += 1
-            found[1].set()
+            call, begins = found
+            self._begin(call)
+            begins.set()
+
+    def _begin(self, call: Any) -> None:
+        self._working += 1
+        self._large += call[1]
 
     def _may_begin(self, call: Any) -> bool:
-        """Whether a call, given as its connection and whether its reply is large, may begin."""
         connection, is_large = call
+        if not is_large:
+            return True
         bound = UNREAD_BYTES_MAX // 2 if connection in self._unread_by else UNREAD_BYTES_MAX
-        return not is_large or self.unread_bytes < bound
+        return self.unread_bytes + (self._large + 1) * (UNREAD_BYTES_MAX // LARGE_PART) <= bound

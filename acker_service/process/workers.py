@@ -13,11 +13,12 @@ connection are parameters.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
 from typing import Any, TypeVar
 
 from acker_service.process.fair_queue import FairQueue
@@ -54,7 +55,9 @@ class Workers(ThreadPoolExecutor):
     gRPC accepts no other type than ThreadPoolExecutor. The threads are called ``acker-NAME_0`` and so on. Call
     :meth:`start` once, and :meth:`relieve` every few dozen milliseconds. At the start of each call, ``observe`` gets
     the seconds that the call has waited for a thread. ``connection_of`` returns the connection of a call from the
-    arguments of :meth:`submit`; None: unknown, so the limits of one connection do not hold.
+    arguments of :meth:`submit`; None: unknown, so the limits of one connection do not hold. ``is_shared``: a connection
+    may have as many calls at work as there are threads for others, so a greedy one leaves threads free. Calls that are
+    :meth:`parked` do not count.
     """
 
     def __init__(
@@ -65,13 +68,18 @@ class Workers(ThreadPoolExecutor):
         receive_s: float,
         clock: Callable[[], float],
         connection_of: Callable[..., Hashable] = lambda *args: None,
+        is_shared: bool = False,
     ) -> None:
         super().__init__(1, thread_name_prefix=name)
         self.name, self._size = name, size
         self.observe: Callable[[float], None] = lambda waited_s: None
-        self._receive_s, self._clock, self._connection_of = receive_s, clock, connection_of
+        self._receive_s, self._clock = receive_s, clock
+        self._connection_of, self._is_shared = connection_of, is_shared
         self._changed = threading.Condition(threading.Lock())
         self._tasks: FairQueue[tuple[float, Future[Any], Callable[[], Any]]] = FairQueue()
+        # The calls that have a thread, and by connection those that are not parked.
+        self._busy = 0
+        self._at_work: Counter[Hashable] = Counter()
         # By thread id, in the order in which they began.
         self._receiving: dict[int, _Call] = {}
         # How many requests `relieve` has found stalled: of each known connection that has some, and of all.
@@ -100,12 +108,22 @@ class Workers(ThreadPoolExecutor):
         connection = self._connection_of(*args)
         with self._changed:
             self._tasks.append(connection, (self._clock(), future, lambda: fn(*args, **kwargs)))
-            if self._may_begin(connection):
-                if self._free >= self._ready:
-                    self._changed.notify()
-                elif self._count < self._limit:
-                    self._start_thread()
+            if self._room(connection):
+                self._wake_thread()
         return future
+
+    @contextlib.contextmanager
+    def parked(self, connection: Hashable) -> Iterator[None]:
+        """Wait inside this context for something that may take long, while this thread has a call of ``connection``."""
+        with self._changed:
+            self._count_work(connection, -1)
+            if connection in self._tasks:
+                self._wake_thread()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count_work(connection, +1)
 
     def receive(
         self, cancel: Callable[[], object], receive: Callable[[], Received], connection: Hashable = None
@@ -153,8 +171,8 @@ class Workers(ThreadPoolExecutor):
 
     @property
     def waited_s(self) -> float:
-        """How long the oldest waiting call has waited for a thread; 0 if none waits. Calls of suspect connections do
-        not count: they wait through the fault of their senders."""
+        """How long the oldest call has waited for a thread; 0 if none waits. Calls that wait because of other calls of
+        their connection do not count."""
         with self._changed:
             return self._clock() - min(self._waiting(), default=self._clock())
 
@@ -178,24 +196,47 @@ class Workers(ThreadPoolExecutor):
     @property
     def _ready(self) -> int:
         """How many calls may begin now."""
-        if not self._stalled and not self._suspects:
+        if not self._is_shared and not self._stalled and not self._suspects:
             return len(self._tasks)
         suspects = [connection for connection, _ in self._tasks if self._is_suspect(connection)]
-        others = sum(len(tasks) for connection, tasks in self._tasks if not self._is_suspect(connection))
-        return others + any(map(self._may_begin, suspects))
+        others = sum(
+            min(len(tasks), self._room(connection))
+            for connection, tasks in self._tasks
+            if not self._is_suspect(connection)
+        )
+        return others + any(map(self._room, suspects))
 
     def _waiting(self) -> Iterator[float]:
-        """Yield since when calls wait, without those of suspect connections."""
-        tasks = (tasks for connection, tasks in self._tasks if not self._is_suspect(connection))
-        return (since for since, _, _ in chain.from_iterable(tasks))
+        """Yield since when calls wait that only lack a thread."""
+        for connection, tasks in self._tasks:
+            if not self._is_suspect(connection) and self._room(connection):
+                yield from (since for since, _, _ in tasks)
 
     def _is_suspect(self, connection: Hashable) -> bool:
         return connection in self._stalled or connection in self._suspects
 
-    def _may_begin(self, connection: Hashable) -> bool:
-        if not self._is_suspect(connection):
-            return True
-        return self._probing is None and self._stalled[connection] < STALLED_SHARE
+    def _room(self, connection: Hashable) -> int:
+        """How many more calls of a connection may begin now, if there are threads for them."""
+        if self._is_suspect(connection):
+            return int(self._probing is None and self._stalled[connection] < STALLED_SHARE)
+        if not self._is_shared or connection is None:
+            return sys.maxsize
+        free = self._size - (self._busy - self._stalled_count)
+        return max(0, free - self._at_work[connection])
+
+    def _has_room(self, connection: Hashable) -> bool:
+        return self._room(connection) > 0
+
+    def _count_work(self, connection: Hashable, change: int) -> None:
+        self._at_work[connection] += change
+        if not self._at_work[connection]:
+            del self._at_work[connection]
+
+    def _wake_thread(self) -> None:
+        """Let a thread look for a call that may begin."""
+        self._changed.notify()
+        if self._ready > self._free and self._count < self._limit:
+            self._start_thread()
 
     def _note_stalled(self, stalled: list[_Call]) -> None:
         for call in stalled:
@@ -243,9 +284,10 @@ class Workers(ThreadPoolExecutor):
 
     def _work(self) -> None:
         is_new = True
-        while (task := self._next_task(is_new)) is not None:
+        connection: Hashable = None
+        while (task := self._next_task(is_new, connection)) is not None:
             is_new = False
-            future, run = task
+            connection, future, run = task
             try:
                 future.set_result(run())
             except BaseException as error:  # noqa: BLE001  # goes to the caller that reads the result
@@ -253,15 +295,20 @@ class Workers(ThreadPoolExecutor):
             # A thread that waits for its next task must not keep the objects of the last task alive.
             del future, run, task
 
-    def _next_task(self, is_new: bool) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """Wait for the next task; None tells the thread to end. ``is_new``: the thread has had no task yet."""
+    def _next_task(self, is_new: bool, connection: Hashable) -> tuple[Hashable, Future[Any], Callable[[], Any]] | None:
+        """Wait for the next task; None tells the thread to end. ``is_new``: the thread has had no task yet.
+        ``connection``: that of its last task."""
         thread_id = threading.get_ident()
         with self._changed:
-            self._starting -= is_new
+            if is_new:
+                self._starting -= 1
+            else:
+                self._busy -= 1
+                self._count_work(connection, -1)
             self._end_receiving(thread_id)
             if self._probing == thread_id:
                 self._probing = None
-            while (found := self._tasks.pop(self._may_begin)) is None:
+            while (found := self._tasks.pop(self._has_room)) is None:
                 if self._is_closed or self._count > self._limit:
                     self._count -= 1
                     return None
@@ -271,7 +318,12 @@ class Workers(ThreadPoolExecutor):
             connection, (submitted, future, run) = found
             if self._is_suspect(connection):
                 self._probing = thread_id
+            self._busy += 1
+            self._count_work(connection, +1)
+            if self._is_shared and self._tasks:
+                # The end of the last call may have made room for more than one.
+                self._wake_thread()
             now = self._clock()
             self._receiving[thread_id] = _Call(now, connection)
         self.observe(now - submitted)
-        return future, run
+        return connection, future, run
