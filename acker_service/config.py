@@ -158,6 +158,9 @@ class Config:
     receive_s: float = _SECONDS(
         10.0, "How long the request of a call may take to arrive; then the call is cancelled.", 0.1, 3600
     )
+    send_s: float = _SECONDS(
+        10.0, "How long a client may take to read the reply of a call; then the call is cancelled.", 0.1, 3600
+    )
     max_calls_per_connection: int = _WHOLE(
         128, "Most calls under way at once on one connection; gRPC clients queue further ones.", 1, 65536
     )

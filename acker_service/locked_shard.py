@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -45,6 +46,8 @@ OUTCOMES_ENOUGH = 32_768
 log = Log("acker.shard")
 
 OnEnd = Callable[[Callable[[], None]], object]
+# Lets other calls work inside ``with paused():``.
+Paused = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,13 @@ class SharedShard:
             self._log_refusal("batch_refused", request.session, reply, batch=request.number)
         return reply
 
-    def settle(self, request: Settle) -> SettleReply:
+    def settle(self, request: Settle, paused: Paused = nullcontext) -> SettleReply:
         """Settle a batch. The call that gets the lock settles all waiting batches in the same sweep."""
         own: Future[SettleReply] = Future()
         self._settling.append((request, own))
+        with paused():
+            # Lets the calls that wait for their turn join the sweep.
+            pass
         with self._lock:
             if not own.done():
                 self._settle_waiting()
@@ -108,7 +114,7 @@ class SharedShard:
             self._log_refusal("settlement_refused", request.session, reply, batch=request.number)
         return reply
 
-    def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
+    def watch(self, request: Watch, on_end: OnEnd = lambda _: None, paused: Paused = nullcontext) -> WatchReply:
         """Answer a watch: at once if there are enough outcomes, else ``linger_s`` after the first one, or when the wait
         is over.
 
@@ -131,10 +137,11 @@ class SharedShard:
             return reply
         try:
             on_end(waiting.dismiss)
-            # The call and its reply both renew the lease, so the call must end well before the lease does.
-            waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
-            if waiting.woken.is_set() and not waiting.is_dismissed:
-                self._is_closing.wait(self._linger_s)
+            with paused():
+                # The call and its reply both renew the lease, so the call must end well before the lease does.
+                waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
+                if waiting.woken.is_set() and not waiting.is_dismissed:
+                    self._is_closing.wait(self._linger_s)
         finally:
             with self._lock:
                 self._waiting.remove(waiting)

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Any
 
@@ -31,7 +32,7 @@ from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.draining import Drain
 from acker_service.grpc import advertised, listener
 from acker_service.grpc.health_service import Health
-from acker_service.grpc.servicer import Servicer
+from acker_service.grpc.servicer import Servicer, connection_of
 from acker_service.http.metrics import CONTENT_TYPE, Metrics
 from acker_service.http.probes import Probes
 from acker_service.http.server import HttpServer, Page
@@ -40,6 +41,7 @@ from acker_service.ports import StartError, address, check_host, port_error
 from acker_service.process import logs
 from acker_service.process.heap import Heap
 from acker_service.process.logs import Log, RateLimit
+from acker_service.process.replies import Replies
 from acker_service.process.signals import Signals
 from acker_service.process.ticker import Ticker
 from acker_service.process.workers import Workers
@@ -107,12 +109,19 @@ class Server:
             self._heap = Heap()
             self._trimming = Ticker("acker-heap", self._trim_heap, TRIM_S)
             self._draining = Drain(self._shared, options.drain_s, on_drained)
+            self._replies = Replies(send_s=options.send_s, clock=time.monotonic)
             self._metrics = Metrics(
-                self._shared, self._overdue, self.view, self._is_connected, self._disconnected, left_out
+                self._shared,
+                self._overdue,
+                self.view,
+                self._is_connected,
+                self._disconnected,
+                left_out,
+                lambda: self._replies.cut,
             )
             self._workers = {
                 "apply": self._make_workers("apply", options.workers),
-                "call": self._make_workers("call", OTHER_CALLS + options.max_watches),
+                "call": self._make_workers("call", OTHER_CALLS + options.max_watches, is_shared=True),
                 "health": self._make_workers("health", HEALTH_CALLS),
             }
             self._probes = Probes(self._shared, tuple(self._workers.values()), self._ticker)
@@ -140,7 +149,20 @@ class Server:
         return {"address": self.address, "http_address": self.http_address, "version": VERSION}
 
     def start(self) -> None:
-        """Start to answer calls, and publish the ready file."""
+        """Start to answer calls, and publish the ready file. Raises :class:`StartError`; the state is then kept."""
+        try:
+            self._start()
+        except RuntimeError as error:
+            self.stop(0.0)
+            raise _no_threads(error) from None
+        except StartError:
+            self.stop(0.0)
+            raise
+
+    def _start(self) -> None:
+        # First all threads without which calls would wait for ever. A stop starts none, so it always ends.
+        for workers in self._workers.values():
+            workers.start()
         self._ticker.start()
         self._relief.start()
         self._trimming.start()
@@ -152,11 +174,7 @@ class Server:
         self._health.set(True)
         stats = self._shared.stats
         log.info("ready", **self._places, pid=os.getpid(), pending=stats.pending, sources=stats.sources)
-        try:
-            self._ready_file.publish()
-        except StartError:
-            self.stop(0.0)
-            raise
+        self._ready_file.publish()
 
     def stop(self, grace_s: float | None = None) -> None:
         """Report NOT_SERVING, let calls under way finish for ``grace_s``, then write the state.
@@ -166,8 +184,10 @@ class Server:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self._probes.is_serving:
+        if self._listening is not None:
             self._stop_serving(self._options.grace_s if grace_s is None else grace_s)
+        for ticker in (self._ticker, self._relief, self._trimming):
+            ticker.stop()
         try:
             self._saved.write(self._shared)
         except BaseException:
@@ -210,13 +230,14 @@ class Server:
             will_be_back = self._saved.is_kept and not self._draining.is_over
             self._registry.leave(self._options.away_s if will_be_back else None)
         self._shared.stop_waiting()
-        stopped = self._grpc.stop(grace_s)
+        until = time.monotonic() + grace_s
+        # gRPC takes no new calls, and then starts a thread that would end the calls after the grace period.
+        with contextlib.suppress(RuntimeError):
+            self._grpc.stop(grace_s)
         # Does not wait for streams of health checks, since these never end by themselves.
-        while not stopped.wait(STOP_POLL_S) and self.servicer.calls_under_way and not self._hurried.is_set():
+        while self.servicer.calls_under_way and time.monotonic() < until and not self._hurried.wait(STOP_POLL_S):
             pass
         self._grpc.stop(None).wait()
-        for ticker in (self._ticker, self._relief, self._trimming, self._draining):
-            ticker.stop()
 
     def _close_all(self) -> None:
         if self._listening is not None:
@@ -299,10 +320,18 @@ class Server:
             observe=self._metrics.observe,
             reporters=self._workers["apply"],
             others=self._workers["call"],
+            replies=self._replies,
         )
 
-    def _make_workers(self, name: str, size: int) -> Workers:
-        workers = Workers(name, size, receive_s=self._options.receive_s, clock=time.monotonic)
+    def _make_workers(self, name: str, size: int, *, is_shared: bool = False) -> Workers:
+        workers = Workers(
+            name,
+            size,
+            receive_s=self._options.receive_s,
+            clock=time.monotonic,
+            connection_of=connection_of,
+            is_shared=is_shared,
+        )
         self._metrics.watch_pool(workers)
         return workers
 
@@ -328,6 +357,7 @@ class Server:
     def _tick(self) -> None:
         pauses = self._shared.pauses
         self._shared.tick()
+        self._draining.check()
         if self._shared.pauses > pauses:
             log.warning("paused", pauses=self._shared.pauses, paused_s=round(self._shared.paused_s, 3))
 
@@ -349,6 +379,13 @@ class Server:
         if left_out is not None:
             # Callers only see CANCELLED, without a reason. A caller on a slow line needs a longer --receive-s.
             log.warning("calls_overdue", calls=calls, receive_s=self._options.receive_s, left_out=left_out)
+        before = self._replies.cut
+        self._replies.relieve()
+        replies = self._replies.cut - before
+        left_out = self._overdue_lines.admit("replies_cut") if replies else None
+        if left_out is not None:
+            # Callers see CANCELLED. A caller on a slow line needs a longer --send-s.
+            log.warning("replies_cut", replies=replies, send_s=self._options.send_s, left_out=left_out)
 
     def _trim_heap(self) -> None:
         stats = self._shared.stats
@@ -367,12 +404,18 @@ def run(options: Config, signals: Signals) -> int:
     lines = logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
+    # Before the state is read: a stop must not need a thread.
+    stopping: Future[Server] = Future()
+    try:
+        threading.Thread(target=_hurry_on_signal, args=(signals, stopping), name="acker-signals", daemon=True).start()
+    except RuntimeError as error:
+        raise _no_threads(error) from None
     server = Server(options, on_drained=signals.interrupt, left_out=lambda: lines.left_out)
     # Loaded modules stay loaded, so the garbage collector need not scan them while calls wait.
     gc.freeze()
     server.start()
     _log_signal(signals.wait())
-    threading.Thread(target=_hurry_on_signal, args=(signals, server), name="acker-signals", daemon=True).start()
+    stopping.set_result(server)
     try:
         server.stop()
     except StateError as error:
@@ -383,7 +426,9 @@ def run(options: Config, signals: Signals) -> int:
     return 0
 
 
-def _hurry_on_signal(signals: Signals, server: Server) -> None:
+def _hurry_on_signal(signals: Signals, stopping: Future[Server]) -> None:
+    """End the grace period of the server that stops, at each signal from then on."""
+    server = stopping.result()
     while True:
         sent = signals.wait()
         _log_signal(sent)
@@ -394,6 +439,12 @@ def _hurry_on_signal(signals: Signals, server: Server) -> None:
 def _log_signal(sent: signal.Signals | None) -> None:
     if sent is not None:
         log.info("signal", name=sent.name)
+
+
+def _no_threads(error: RuntimeError) -> StartError:
+    return StartError(
+        f"the system starts no more threads ({error}): raise its limit (ulimit -u, or pids.max of the cgroup)"
+    )
 
 
 def _raise_descriptors() -> None:

@@ -5,6 +5,7 @@ Decides the settings of gRPC: sizes, connections, keepalive. Answers no call its
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,15 +26,22 @@ PING_INTERVAL_MIN_MS = 10_000
 # A connection without a complete HTTP/2 handshake is closed after this time.
 HANDSHAKE_MS = 10_000
 
+REFLECTION_THREADS = 2
+
 
 def new_server(options: Config, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> grpc.Server:
     """Return a gRPC server without a port, not started."""
     # All calls have their own workers. Only reflection uses these threads.
-    server = grpc.server(ThreadPoolExecutor(2, thread_name_prefix="acker-grpc"), options=_settings(options))
+    pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="acker-grpc")
+    server = grpc.server(pool, options=_settings(options))
     server.add_generic_rpc_handlers(tuple(handlers))
     if options.reflection:
         names = (SERVICE, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
+        # If a call could not start its thread, the error would end gRPC's own thread, and so all calls.
+        both = threading.Barrier(REFLECTION_THREADS)
+        for _ in range(REFLECTION_THREADS):
+            pool.submit(both.wait)
     return server
 
 

@@ -11,8 +11,10 @@ same. gRPC then passes a call on before its request has arrived, so a call whose
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -37,8 +39,9 @@ from acker_protocol.messages import (
     Watch,
 )
 from acker_protocol.version import VERSION
-from acker_service.locked_shard import OnEnd, SharedShard
+from acker_service.locked_shard import OnEnd, Paused, SharedShard
 from acker_service.process.logs import Log, RateLimit
+from acker_service.process.replies import Replies
 from acker_service.process.workers import Workers
 
 SERVICE = "acker.v1.Acker"
@@ -49,7 +52,21 @@ log = Log("acker.servicer")
 # message has no status of the acker, so gRPC's status stands in for it.
 Observe = Callable[[str, str, str, float], None]
 Answer = tuple[Status, bytes]
-_Call = Callable[[bytes, OnEnd], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """What a call that waits needs: to be told when its caller has gone, and to let others work meanwhile. ``parked``:
+    likewise, for a wait that may take long."""
+
+    on_end: OnEnd = lambda _: None
+    paused: Paused = contextlib.nullcontext
+    parked: Paused = contextlib.nullcontext
+
+
+_Call = Callable[[bytes, _Caller], Answer]
+# The other replies have a few kilobytes.
+LARGE_REPLIES = ("Watch", "Pins")
 
 
 class CallRefused(Exception):
@@ -75,16 +92,17 @@ class Servicer:
         observe: Observe,
         reporters: Workers,
         others: Workers,
+        replies: Replies,
     ) -> None:
         """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer the calls of these names.
         ``epoch`` returns the epoch of the view, for every reply. ``reporters`` answer Apply, ``others`` all other
-        calls."""
+        calls, in turns of ``replies``, which counts the replies of all calls."""
         self._shared = shared
         self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
-        self._reporters, self._others = reporters, others
+        self._reporters, self._others, self._replies = reporters, others, replies
         self._greetings = RateLimit(monotonic)
         # While the server starts, it only answers its own Hello, which has this client_version.
         self.answers_only: str | None = None
@@ -93,7 +111,7 @@ class Servicer:
     def calls_under_way(self) -> int:
         return len(self._under_way)
 
-    def hello(self, content: bytes, on_end: OnEnd) -> Answer:
+    def hello(self, content: bytes, caller: _Caller) -> Answer:
         hello = wire.decode(Hello, content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
@@ -105,38 +123,38 @@ class Servicer:
         reply = dataclasses.replace(self._hello, is_draining=self._shared.is_draining)
         return self._answer(Status.APPLIED, reply)
 
-    def apply(self, content: bytes, on_end: OnEnd) -> Answer:
+    def apply(self, content: bytes, caller: _Caller) -> Answer:
         reply = self._shared.apply(wire.decode(Apply, content))
         return self._answer(reply.status, reply)
 
-    def open_batch(self, content: bytes, on_end: OnEnd) -> Answer:
+    def open_batch(self, content: bytes, caller: _Caller) -> Answer:
         reply = self._shared.open_batch(wire.decode(OpenBatch, content))
         return self._answer(reply.status, reply)
 
-    def settle(self, content: bytes, on_end: OnEnd) -> Answer:
-        reply = self._shared.settle(wire.decode(Settle, content))
+    def settle(self, content: bytes, caller: _Caller) -> Answer:
+        reply = self._shared.settle(wire.decode(Settle, content), caller.paused)
         return self._answer(reply.status, reply)
 
-    def watch(self, content: bytes, on_end: OnEnd) -> Answer:
-        reply = self._shared.watch(wire.decode(Watch, content), on_end)
+    def watch(self, content: bytes, caller: _Caller) -> Answer:
+        reply = self._shared.watch(wire.decode(Watch, content), caller.on_end, caller.parked)
         return self._answer(reply.status, reply)
 
-    def stats(self, content: bytes, on_end: OnEnd) -> Answer:
+    def stats(self, content: bytes, caller: _Caller) -> Answer:
         wire.decode(StatsRequest, content)
         reply = StatsReply(self._hello.incarnation, VERSION, self._values())
         return self._answer(Status.APPLIED, reply)
 
-    def view(self, content: bytes, on_end: OnEnd) -> Answer:
+    def view(self, content: bytes, caller: _Caller) -> Answer:
         wire.decode(ViewRequest, content)
         # Not stamped with the present epoch, because the reply needs the epoch of these members.
         return Status.APPLIED, wire.encode(self._view()).SerializeToString()
 
-    def drain(self, content: bytes, on_end: OnEnd) -> Answer:
+    def drain(self, content: bytes, caller: _Caller) -> Answer:
         wire.decode(DrainRequest, content)
         reply = self._drain()
         return self._answer(reply.status, reply)
 
-    def pins(self, content: bytes, on_end: OnEnd) -> Answer:
+    def pins(self, content: bytes, caller: _Caller) -> Answer:
         reply = self._shared.pins(wire.decode(Pins, content))
         return self._answer(reply.status, reply)
 
@@ -178,7 +196,7 @@ class Servicer:
             reply = b""
             try:
                 self._admit(name, content)
-                status, reply = call(content, context.add_callback)
+                status, reply = self._call(name, call, content, context)
                 code, answered = grpc.StatusCode.OK, status.name
             except Exception as error:  # noqa: BLE001  # after a bug the call is answered too, and the bug is logged
                 refused = _refusal(name, error)
@@ -193,6 +211,21 @@ class Servicer:
             return reply
 
         return answer
+
+    def _call(self, name: str, call: _Call, content: bytes, context: grpc.ServicerContext) -> Answer:
+        connection = context.peer()
+        # Reports have few threads already.
+        turn = self._replies.turn(connection, is_large=name in LARGE_REPLIES)
+        with contextlib.nullcontext(contextlib.nullcontext) if name == "Apply" else turn as paused:
+
+            @contextlib.contextmanager
+            def parked() -> Iterator[None]:
+                with paused(), self._others.parked(connection):
+                    yield
+
+            status, reply = call(content, _Caller(context.add_callback, paused, parked))
+            self._replies.add(connection, len(reply), context.cancel, context.add_callback)
+        return status, reply
 
     def _admit(self, name: str, content: bytes) -> None:
         if self.answers_only is None:
@@ -218,6 +251,17 @@ def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]
 
     handle.experimental_thread_pool = workers  # type: ignore[attr-defined]
     return handle
+
+
+def connection_of(*arguments: Any) -> str | None:
+    """Return the connection of a call, from the arguments with which gRPC submits the call to its thread pool.
+
+    These arguments are not part of gRPC's API. None if they do not lead to the call.
+    """
+    for each in arguments:
+        with contextlib.suppress(AttributeError):
+            return str(each.call.peer(), "utf-8", "replace")
+    return None
 
 
 def _refusal(name: str, error: Exception) -> CallRefused:

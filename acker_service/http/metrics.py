@@ -102,14 +102,16 @@ class Metrics:
         is_connected: Callable[[], bool] = lambda: False,
         disconnected: Callable[[], int] = lambda: 0,
         left_out: Callable[[], int] = lambda: 0,
+        cut: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``overdue`` returns how many calls were cancelled because their requests did not arrive. ``view`` returns the
-        last view, and ``is_connected`` whether ZooKeeper is connected. ``disconnected`` returns how many clients of the
-        HTTP port were disconnected, and ``left_out`` how many log lines were left out."""
+        """``overdue`` returns how many calls were cancelled because their requests did not arrive, and ``cut`` how many
+        because their replies were not read. ``view`` returns the last view, and ``is_connected`` whether ZooKeeper is
+        connected. ``disconnected`` returns how many clients of the HTTP port were disconnected, and ``left_out`` how
+        many log lines were left out."""
         # Holds for the whole process. The series *_created only say when each other series began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._registry.register(_ShardCollector(shared, overdue))
+        self._registry.register(_ShardCollector(shared, overdue, cut))
         self._registry.register(_MonitoringCollector(disconnected, left_out))
         self._registry.register(_ViewCollector(view, is_connected))
         ProcessCollector(registry=self._registry)
@@ -171,8 +173,8 @@ class Metrics:
 
 
 class _ShardCollector(Collector):
-    def __init__(self, shared: SharedShard, overdue: Callable[[], int]) -> None:
-        self._shared, self._overdue = shared, overdue
+    def __init__(self, shared: SharedShard, overdue: Callable[[], int], cut: Callable[[], int]) -> None:
+        self._shared, self._overdue, self._cut = shared, overdue, cut
         self._started = time.time()
 
     def collect(self) -> Iterator[Metric]:
@@ -186,6 +188,9 @@ class _ShardCollector(Collector):
         )
         yield CounterMetricFamily(
             "acker_calls_overdue", "Calls cancelled as their requests did not arrive in time.", self._overdue()
+        )
+        yield CounterMetricFamily(
+            "acker_replies_cut", "Calls cancelled as their replies were not read in time.", self._cut()
         )
         yield CounterMetricFamily(
             "acker_pauses", "How often this process stood still for a second or more.", self._shared.pauses

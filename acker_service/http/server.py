@@ -17,12 +17,13 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
 from acker_service.process.logs import Log
+from acker_service.process.workers import Workers
 
 CONNECTIONS_MAX = 512
 BACKLOG = 1024
@@ -76,7 +77,8 @@ class HttpServer:
         self.port = int(self._listener.getsockname()[1])
         self.disconnected = 0
         self._pages = {path: _Rendered(render) for path, render in pages.items()}
-        self._rendering = ThreadPoolExecutor(max(1, len(pages)), thread_name_prefix="acker-http")
+        # Unlike ThreadPoolExecutor, it lets a page wait when the system has no more threads.
+        self._rendering = Workers("http", max(1, len(pages)), receive_s=REQUEST_S, clock=time.monotonic)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="acker-http", daemon=True)
         self._is_stopping = asyncio.Event()
@@ -86,6 +88,8 @@ class HttpServer:
         self._sending: set[asyncio.Future[None]] = set()
 
     def start(self) -> None:
+        """Raises RuntimeError if the system has no threads."""
+        self._rendering.start()
         self._thread.start()
 
     def stop(self) -> None:

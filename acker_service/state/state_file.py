@@ -58,7 +58,8 @@ class StateDir:
         self._serving = self._path / "serving"
         self._id = ""
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
+            # Reasons of failed roots may quote records. A directory that exists keeps its mode.
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = open(self._path / "lock", "a+b")  # noqa: SIM115  held while the server runs
         except OSError as error:
             raise StateError(f"--state-dir {path}: {error.strerror}; name a writable directory") from None
@@ -239,10 +240,13 @@ def _naming(path: Path, consequence: str) -> Iterator[None]:
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Replace the content of ``path`` atomically. The content is on disk when this returns."""
+    """Replace the content of ``path`` atomically; only its owner may read it. The content is on disk when this
+    returns."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            # A file that a crash left behind keeps its mode when it is opened.
+            os.fchmod(file.fileno(), 0o600)
             write(file)
             file.flush()
             os.fsync(file.fileno())

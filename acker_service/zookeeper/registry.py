@@ -40,7 +40,8 @@ log = Log("acker.registry")
 class Registry:
     """One server's registration. Call :meth:`register`, :meth:`leave` and :meth:`close` once each.
 
-    ``on_taken`` is called once, in its own thread, if another server takes this server's id after a lost session.
+    ``on_taken`` is called once if another server takes this server's id after a lost session. It must not wait for
+    ZooKeeper.
     """
 
     def __init__(self, zookeeper: ZooKeeper, server: Registered, on_taken: Callable[[], object] = lambda: None) -> None:
@@ -210,7 +211,7 @@ class Registry:
                     return
                 self._is_taken = True
                 log.error("id_taken", id=self._server.id, reason=str(rival))  # noqa: TRY400  # not a bug: no traceback
-                threading.Thread(target=self._on_taken, name="acker-taken", daemon=True).start()
+                self._on_taken()
             return
         self._own_nodes.list_as_draining()
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from acker_service.process.workers import STALLED_MAX, Workers
+from acker_service.process.workers import STALLED_MAX, STALLED_SHARE, Workers
 from acker_service.server import Server
 from tests.service.caller import Caller, ack_a_tree, eventually
 from tests.service.half_sent import HalfSender
@@ -42,6 +42,25 @@ def test_whole_messages_pass_any_number_of_half_sent_ones(start_server: StartSer
                 ack_a_tree(caller, session)
                 caller.stats()
             assert health(caller) == SERVING
+        assert page(server, "/readyz") == (200, "ok\n")
+
+
+@pytest.mark.slow
+def test_calls_pass_those_of_eight_connections_that_send_halves_without_any_being_cancelled(
+    start_server: StartServer,
+) -> None:
+    server = start_server(receive_s=3600.0, http_port=0)
+    pool = server._workers["apply"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            sender = stack.enter_context(HalfSender(server.address))
+            for _ in range(120):
+                sender.begin("Apply")
+        eventually(lambda: pool.queued > 900)
+        with Caller(server.address) as caller:
+            for session in range(1, 4):
+                ack_a_tree(caller, session)
+        assert pool.cancelled == 0
         assert page(server, "/readyz") == (200, "ok\n")
 
 
@@ -131,7 +150,7 @@ class Stall:
 
         return self.workers.submit(work)
 
-    def submit(self, number: int) -> Any:
+    def submit(self, number: int, connection: str | None = None) -> Any:
         gone = threading.Event()
 
         def cancel() -> None:
@@ -143,7 +162,7 @@ class Stall:
             assert gone.wait(20)
             raise EOFError
 
-        return self.workers.submit(self.workers.receive, cancel, receive)
+        return self.workers.submit(lambda _: self.workers.receive(cancel, receive), connection)
 
 
 @pytest.fixture
@@ -153,7 +172,10 @@ def clock() -> list[float]:
 
 @pytest.fixture
 def workers(clock: list[float]) -> Iterator[Workers]:
-    workers = Workers("test", 2, receive_s=10.0, clock=lambda: clock[0])
+    def connection_of(*arguments: Any) -> Any:
+        return arguments[0] if arguments else None
+
+    workers = Workers("test", 2, receive_s=10.0, clock=lambda: clock[0], connection_of=connection_of)
     yield workers
     workers.shutdown()
 
@@ -261,3 +283,45 @@ def test_a_slow_request_is_not_cancelled_while_calls_wait_for_other_work(workers
     assert all(each.result(20) for each in working)
     clock[0] += 11.0
     eventually(lambda: (workers.relieve(), stall.cancelled == [0])[1])
+
+
+def test_one_connection_stalls_four_threads_at_most_and_keeps_none_from_others(
+    workers: Workers, clock: list[float]
+) -> None:
+    stall = Stall(workers)
+    for number in range(50):
+        stall.submit(number, "half")
+    stall.await_begun(2)
+    for number in range(3, STALLED_SHARE + 1):
+        clock[0] += 0.06
+        stall.await_begun(number)
+    for _ in range(20):
+        clock[0] += 0.06
+        workers.relieve()
+        assert workers.submit(lambda _: "done", "whole").result(20) == "done"
+    assert (stall.begun, stall.cancelled, workers.waited_s) == (STALLED_SHARE, [], 0.0)
+    # Its next calls come one by one, even when all its requests are cancelled at once.
+    clock[0] += 11.0
+    eventually(lambda: (workers.relieve(), stall.begun > STALLED_SHARE)[1])
+    assert (stall.begun, stall.cancelled) == (STALLED_SHARE + 1, list(range(STALLED_SHARE)))
+    assert workers.submit(lambda _: "done", "whole").result(20) == "done"
+    for number in range(STALLED_SHARE + 2, 51):
+        clock[0] += 11.0
+        stall.await_begun(number)
+    clock[0] += 11.0
+    eventually(lambda: (workers.relieve(), len(stall.cancelled) == 50)[1])
+
+
+def test_a_connection_counts_like_others_some_time_after_its_last_stalled_request(
+    workers: Workers, clock: list[float]
+) -> None:
+    stall = Stall(workers)
+    cancelled = stall.submit(0, "slow")
+    stall.await_begun(1)
+    clock[0] += 11.0
+    eventually(lambda: (workers.relieve(), cancelled.done())[1])
+    assert workers.submit(lambda _: "done", "slow").result(20) == "done"
+    assert workers._is_suspect("slow")
+    clock[0] += 11.0
+    workers.relieve()
+    assert not workers._is_suspect("slow")

@@ -397,7 +397,8 @@ def test_a_failed_start_lets_the_state_directory_go(server: Server, start_server
 
 
 def test_reports_are_taken_by_threads_of_their_own(start_server: StartServer) -> None:
-    server, before = start_server(workers=1), set(threading.enumerate())
+    before = set(threading.enumerate())
+    server = start_server(workers=1)
     with Caller(server.address) as caller:
         ack_a_tree(caller, 1)
     names = [thread.name for thread in set(threading.enumerate()) - before]

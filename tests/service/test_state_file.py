@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,3 +214,12 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Pat
 def test_a_write_that_is_cut_off_leaves_the_state_before_it(folder: Path) -> None:
     (folder / "acker.state.tmp").write_bytes(b"half of a stat")
     assert_same(read(folder)[0], ARRAYS)
+
+
+def test_only_the_owner_may_read_the_state_and_its_new_directory(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir(mode=0o755)
+    (tmp_path / "old" / "acker.state.tmp").touch(0o644)
+    for folder, mode in ((tmp_path / "old", 0o755), (tmp_path / "new" / "state", 0o700)):
+        write(folder, ARRAYS)
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
+        assert stat.S_IMODE((folder / "acker.state").stat().st_mode) == 0o600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -9,13 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from acker_protocol.messages import OpenBatch
+from acker_protocol.messages import OpenBatch, Status
 from acker_service.http import probes
 from acker_service.server import Server
 from acker_service.state.state_file import StateDir
@@ -144,3 +146,57 @@ def test_every_sigterm_under_load_is_a_clean_stop_that_costs_no_replay(
     assert statuses == [0] * stops
     assert events(process).count("state_restored") == stops
     assert (load.registrations, len(load.generations)) == (1, 1)
+
+
+# Runs a server in which no thread can be started once it is ready.
+WITHOUT_THREADS = """
+import sys, threading
+from acker_service.process.signals import Signals
+
+wait, start = Signals.wait, threading.Thread.start
+tried = []
+
+def refuse(thread):
+    tried.append(thread.name)
+    raise RuntimeError("can't start new thread")
+
+def wait_without_threads(signals):
+    if threading.current_thread() is threading.main_thread():
+        threading.Thread.start = refuse
+        print("refusing", flush=True)
+    return wait(signals)
+
+Signals.wait = wait_without_threads
+from acker_service.__main__ import main
+status = main(["serve", *sys.argv[1:]])
+print(*tried, flush=True)
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_can_start_no_thread_answers_calls_and_writes_its_state(tmp_path: Path) -> None:
+    ready, state = tmp_path / "ready.json", tmp_path / "state"
+    flags = ["--port=0", "--http-port=0", f"--ready-file={ready}", f"--state-dir={state}", "--log-format=json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_THREADS, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "refusing\n"
+        addresses = json.loads(ready.read_text())
+        with contextlib.ExitStack() as stack:
+            callers = [stack.enter_context(Caller(addresses["address"])) for _ in range(8)]
+            callers[0].begin()
+            callers[0].apply(inits(roots_of(range(1000)), 0))
+            watching = [caller.watching(wait_ms=1) for caller in callers for _ in range(8)]
+            assert all(each.result().status == Status.APPLIED for each in watching)
+            with urllib.request.urlopen(f"http://{addresses['http_address']}/livez") as page:
+                assert page.status == 200
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=60)
+        assert process.returncode == 0, log
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert events == ["ready", "source_opened", "signal", "stopping", "state_written", "stopped"]
+    stored = StateDir(str(state))
+    assert stored.read() is not None
+    stored.close()
