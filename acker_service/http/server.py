@@ -26,6 +26,9 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
+from acker_service.access.access import Access
+from acker_service.access.certificates import Certificates
+from acker_service.access.roles import AccessDenied
 from acker_service.process.logs import Log
 
 CONNECTIONS_MAX = 128
@@ -71,8 +74,18 @@ class HttpServer(ThreadingMixIn, TCPServer):
     allow_reuse_address = True
     request_queue_size = BACKLOG
 
-    def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]]) -> None:
-        """Bind. Port 0 takes a free one. Raises :class:`OSError`."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: dict[str, Callable[[], Page]],
+        *,
+        certificates: Certificates | None = None,
+        access: Access | None = None,
+    ) -> None:
+        """Bind. Port 0 takes a free one. ``certificates``: None serves without TLS. ``access``: None lets everybody see
+        every page. Raises :class:`OSError`."""
+        self.certificates, self.access = certificates, access
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, place = found[0]
         super().__init__(place, _Handler)  # type: ignore[arg-type]  # for mypy, ``place`` may be no IP address
@@ -128,7 +141,15 @@ class HttpServer(ThreadingMixIn, TCPServer):
             time.sleep(ACCEPT_PAUSE_S)
             raise
         self._has_failed = False
-        return accepted
+        return self._with_tls(accepted)
+
+    def _with_tls(self, accepted: tuple[socket.socket, Any]) -> tuple[socket.socket, Any]:
+        if self.certificates is None:
+            return accepted
+        self.certificates.renew()
+        request, place = accepted
+        # The thread that answers makes the handshake, so that a silent client delays no other connection.
+        return self.certificates.http.wrap_socket(request, server_side=True, do_handshake_on_connect=False), place
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._accepted) >= CONNECTIONS_MAX:
@@ -254,6 +275,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path not in self.server.pages:
             return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self.server.pages)}")
+        refusal = self._refusal(path)
+        if refusal is not None:
+            return refusal
         page = self.server.pages[path]
         with self.server.turn(page, self.request):
             try:
@@ -262,6 +286,16 @@ class _Handler(BaseHTTPRequestHandler):
                 log.exception("page_failed", path=self.path)
                 return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the server; see its log")
 
+    def _refusal(self, path: str) -> Page | None:
+        if self.server.access is None:
+            return None
+        try:
+            self.server.access.check(path, self.client_address[0], self.headers["Authorization"])
+        except AccessDenied as refused:
+            status = HTTPStatus.FORBIDDEN if refused.is_known else HTTPStatus.UNAUTHORIZED
+            return text(status, str(refused))
+        return None
+
     def _send(self, page: Page) -> None:
         status, content_type, body = page
         self.send_response_only(status)
@@ -269,6 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
+        if status == HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", ", ".join(METHODS))
         with self.server.sending(self.request):
