@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from acker_protocol.v1 import acker_pb2
 from acker_service.access import roles, tokens
 from acker_service.access.access import Access
-from acker_service.access.roles import Principal, AccessDenied, Role
+from acker_service.access.roles import AccessDenied, Principal, Role
 from acker_service.access.tokens import Tokens, TokensError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,12}", fullmatch=True)
