@@ -1,8 +1,10 @@
 # The server. Not for executors: those need `acker[spark]` in Spark's own image.
 #
 #   docker build -t acker:0.2.0 .
-#   docker run -p 127.0.0.1:7070:7070 -p 127.0.0.1:7071:7071 -v acker-state:/var/lib/acker acker:0.2.0
+#   docker run -e ACKER_INSECURE=true -p 127.0.0.1:7070:7070 -p 127.0.0.1:7071:7071 -v acker-state:/var/lib/acker acker:0.2.0
 #
+# This publishes the ports on this machine only. Elsewhere give ACKER_TLS_CERT, ACKER_TLS_KEY and ACKER_TOKENS instead of
+# ACKER_INSECURE: see docs/operating/security.md.
 # Options come as words after the image's name or as variables, -e ACKER_MAX_PENDING=5000000; the health check follows them.
 
 FROM python:3.11-slim AS build
@@ -15,7 +17,6 @@ FROM python:3.11-slim
 COPY --from=build /opt/acker /opt/acker
 # Kernels are compiled at the first start and kept beside the state, so that the second start is quick. The ready file tells
 # the health check where the server is, whatever its ports.
-# There is no authentication yet: publish the ports only where you trust whoever reaches them.
 ENV PATH=/opt/acker/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/var/lib/acker/kernels \
     ACKER_HOST=0.0.0.0 ACKER_STATE_DIR=/var/lib/acker/state ACKER_READY_FILE=/var/lib/acker/ready.json
 RUN useradd --system --uid 10001 --user-group --no-create-home acker \

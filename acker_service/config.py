@@ -11,11 +11,14 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 PREFIX = "ACKER_"
 # Clients on the same machine read these; a server ignores them.
-OF_CLIENTS = frozenset({"ACKER_SERVERS", "ACKER_TOKEN"})
+OF_CLIENTS = frozenset(
+    {"ACKER_SERVERS", "ACKER_TOKEN", "ACKER_TOKEN_FILE", "ACKER_TLS", "ACKER_CA", "ACKER_CERT", "ACKER_KEY"}
+)
 # Kubernetes gives every pod such variables for a Service called `acker`, ACKER_PORT=tcp://10.0.0.7:7070 among them.
 OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
 KUBERNETES_PORT = re.compile(r"(tcp|udp)://")
@@ -103,6 +106,18 @@ class Config:
     http_port: int | None = _WHOLE_OR_OFF(
         7071, "Port for /metrics, /livez and /readyz; 0 takes a free one, 'off' has none.", 0, 65535
     )
+    tls_cert: str | None = _PATH(
+        None, "Certificate chain of this server (PEM); calls and HTTP then use TLS. Read again when the file changes."
+    )
+    tls_key: str | None = _PATH(None, "The key of that certificate (PEM).")
+    tls_client_ca: str | None = _PATH(
+        None, "CA certificates (PEM); for a call, the caller then needs a certificate from one of these CAs."
+    )
+    tokens: str | None = _PATH(
+        None,
+        "File of the callers' hashed tokens, see `acker token`; a caller then needs one. Read again when it changes.",
+    )
+    insecure: bool = _SWITCH(False, "Listen without TLS even where other machines can connect.")
     zookeeper: str | None = _ADDRESSES(
         None, "Servers of ZooKeeper and the chroot of this server's cluster; off: it knows of no other server."
     )
@@ -187,7 +202,19 @@ class Config:
             raise ConfigError(
                 f"{label('discard_state')}: there is no state to discard without --state-dir; name that too"
             )
+        self._check_access()
         self._check_cluster()
+
+    def _check_access(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError(f"{label('tls_cert')}: goes with --tls-key; give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError(f"{label('tls_client_ca')}: callers show certificates only with TLS; give --tls-cert too")
+        if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
+            raise ConfigError(
+                f"{label('host')}: other machines reach {self.host}, and without TLS they can read and change calls: "
+                "give --tls-cert and --tls-key, or --insecure if you trust everybody on that network"
+            )
 
     def _check_cluster(self) -> None:
         if self.zookeeper is None:
@@ -209,6 +236,14 @@ class Config:
 
 OPTIONS: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(Config)
 _BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``, an IP address or a name."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def flag(name: str) -> str:

@@ -26,11 +26,15 @@ from acker_protocol.messages import PROTOCOL_VERSION, DrainReply, HelloReply, Li
 from acker_protocol.placement import Member
 from acker_protocol.version import VERSION
 from acker_service import config
+from acker_service.access.access import Access
+from acker_service.access.certificates import CertificateError, Certificates
+from acker_service.access.tokens import Tokens, TokensError
 from acker_service.config import Config
 from acker_service.core import members
 from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.draining import Drain
 from acker_service.grpc import advertised, listener
+from acker_service.grpc.credentials import own_credentials, server_credentials
 from acker_service.grpc.health_service import Health
 from acker_service.grpc.servicer import Servicer, connection_of
 from acker_service.http.metrics import CONTENT_TYPE, Metrics
@@ -125,6 +129,8 @@ class Server:
                 "health": self._make_workers("health", HEALTH_CALLS),
             }
             self._probes = Probes(self._shared, tuple(self._workers.values()), self._ticker)
+            self._certificates = self._read_certificates()
+            self._access = self._read_tokens()
             self._health = Health(self._workers["health"], self._probes.not_ready_reason)
             self.servicer = self._make_servicer()
             self._grpc, self.address = self._bind()
@@ -146,7 +152,8 @@ class Server:
 
     @property
     def _places(self) -> dict[str, Any]:
-        return {"address": self.address, "http_address": self.http_address, "version": VERSION}
+        with_tls = self._certificates is not None
+        return {"address": self.address, "http_address": self.http_address, "tls": with_tls, "version": VERSION}
 
     def start(self) -> None:
         """Start to answer calls, and publish the ready file. Raises :class:`StartError`; the state is then kept."""
@@ -268,7 +275,8 @@ class Server:
         self._listen()
         budget_s = 0.0 if options.advertise_unchecked else ADVERTISED_S
         try:
-            advertised.check(options.advertise, self.shard.incarnation, greeting, budget_s)
+            own = None if self._certificates is None else own_credentials(self._certificates)
+            advertised.check(options.advertise, self.shard.incarnation, greeting, budget_s, own)
         except advertised.Misdirected as trouble:
             if options.advertise_unchecked and not trouble.is_another:
                 log.warning("advertise_unreachable", address=options.advertise, reason=str(trouble))
@@ -301,6 +309,22 @@ class Server:
             raise StartError(f"{config.label('zookeeper')}: {error}") from None
         return registry
 
+    def _read_certificates(self) -> Certificates | None:
+        options = self._options
+        if options.tls_cert is None or options.tls_key is None:
+            return None
+        try:
+            return Certificates(options.tls_cert, options.tls_key, options.tls_client_ca)
+        except CertificateError as error:
+            raise StartError(f"{config.label('tls_cert')}: {error}") from None
+
+    def _read_tokens(self) -> Access:
+        path = self._options.tokens
+        try:
+            return Access(None if path is None else Tokens(path, time.monotonic), time.monotonic)
+        except TokensError as error:
+            raise StartError(f"{config.label('tokens')}: {error}") from None
+
     def _make_servicer(self) -> Servicer:
         return Servicer(
             self._shared,
@@ -321,6 +345,7 @@ class Server:
             reporters=self._workers["apply"],
             others=self._workers["call"],
             replies=self._replies,
+            access=self._access,
         )
 
     def _make_workers(self, name: str, size: int, *, is_shared: bool = False) -> Workers:
@@ -337,9 +362,13 @@ class Server:
 
     def _bind(self) -> tuple[grpc.Server, str]:
         options = self._options
-        server = listener.new_server(options, (self.servicer.handler(), self._health.handler()))
+        server = listener.new_server(options, (self.servicer.handler(), self._health.handler()), self._access)
+        place = address(options.host, options.port)
         try:
-            port = server.add_insecure_port(address(options.host, options.port))
+            if self._certificates is None:
+                port = server.add_insecure_port(place)
+            else:
+                port = server.add_secure_port(place, server_credentials(self._certificates))
         except RuntimeError:
             raise port_error("port", options.host, options.port) from None
         return server, address(options.host, port)
@@ -350,7 +379,7 @@ class Server:
             return None
         pages = {"/metrics": self._metrics_page, "/livez": self._probes.livez, "/readyz": self._probes.readyz}
         try:
-            return HttpServer(self._options.host, port, pages)
+            return HttpServer(self._options.host, port, pages, certificates=self._certificates, access=self._access)
         except OSError:
             raise port_error("http_port", self._options.host, port) from None
 

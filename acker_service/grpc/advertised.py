@@ -37,22 +37,31 @@ class Misdirected(Exception):
         self.is_another = is_another
 
 
-def check(address: str, incarnation: int, greeting: str, budget_s: float) -> None:
+def check(
+    address: str, incarnation: int, greeting: str, budget_s: float, credentials: grpc.ChannelCredentials | None
+) -> None:
     """Check that the server of ``incarnation`` answers at ``address`` within ``budget_s`` (0: try once).
 
-    ``greeting``: a client_version by which the server recognises its own Hello. Raises :class:`Misdirected`.
+    ``greeting``: a client_version by which the server recognises its own Hello. ``credentials``: None for no TLS.
+    Raises :class:`Misdirected`.
     """
     hello = wire.encode(Hello(PROTOCOL_VERSION, greeting))
     deadline = time.monotonic() + budget_s
     while True:
         # Needs a new channel each time, since a channel that failed to resolve a name is slow to look it up again.
-        with grpc.insecure_channel(address, OPTIONS) as channel:
+        with _channel(address, credentials) as channel:
             trouble = _try_hello(AckerStub(channel), hello, address, incarnation)  # type: ignore[no-untyped-call]
         if trouble is None:
             return
         if time.monotonic() >= deadline:
             raise trouble
         time.sleep(RETRY_S)
+
+
+def _channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(address, OPTIONS)
+    return grpc.secure_channel(address, credentials, OPTIONS)
 
 
 def _try_hello(stub: AckerStub, hello: Any, address: str, incarnation: int) -> Misdirected | None:

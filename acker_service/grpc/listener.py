@@ -6,7 +6,7 @@ Decides the settings of gRPC: sizes, connections, keepalive. Answers no call its
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,8 @@ import grpc
 from grpc_health.v1 import health as grpc_health
 from grpc_reflection.v1alpha import reflection
 
+from acker_service.access.access import Access
+from acker_service.access.roles import AccessDenied
 from acker_service.config import Config
 from acker_service.grpc.servicer import SERVICE
 
@@ -29,11 +31,31 @@ HANDSHAKE_MS = 10_000
 REFLECTION_THREADS = 2
 
 
-def new_server(options: Config, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> grpc.Server:
+class _ReflectionGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic for the type checker only
+    """Lets only operators ask for reflection. Sees a caller's token, but not its certificate."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def intercept_service(self, continuation: Callable[..., Any], call: Any) -> Any:
+        if not call.method.startswith(f"/{reflection.SERVICE_NAME}/"):
+            return continuation(call)
+        try:
+            self._access.check("reflection", "", dict(call.invocation_metadata).get("authorization"))
+        except AccessDenied as refused:
+            sentence = str(refused)
+            return grpc.stream_stream_rpc_method_handler(
+                lambda _, context: context.abort(grpc.StatusCode.PERMISSION_DENIED, sentence)
+            )
+        return continuation(call)
+
+
+def new_server(options: Config, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]], access: Access) -> grpc.Server:
     """Return a gRPC server without a port, not started."""
     # All calls have their own workers. Only reflection uses these threads.
     pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="acker-grpc")
-    server = grpc.server(pool, options=_settings(options))
+    guards = [_ReflectionGuard(access)] if options.reflection else []
+    server = grpc.server(pool, options=_settings(options), interceptors=guards)
     server.add_generic_rpc_handlers(tuple(handlers))
     if options.reflection:
         names = (SERVICE, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME)

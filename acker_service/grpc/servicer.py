@@ -39,6 +39,8 @@ from acker_protocol.messages import (
     Watch,
 )
 from acker_protocol.version import VERSION
+from acker_service.access.access import Access
+from acker_service.access.roles import AccessDenied
 from acker_service.locked_shard import OnEnd, Paused, SharedShard
 from acker_service.process.logs import Log, RateLimit
 from acker_service.process.replies import Replies
@@ -93,16 +95,18 @@ class Servicer:
         reporters: Workers,
         others: Workers,
         replies: Replies,
+        access: Access,
     ) -> None:
         """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer the calls of these names.
         ``epoch`` returns the epoch of the view, for every reply. ``reporters`` answer Apply, ``others`` all other
-        calls, in turns of ``replies``, which counts the replies of all calls."""
+        calls, in turns of ``replies``, which counts the replies of all calls. ``access``: decides who may call."""
         self._shared = shared
         self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
         self._reporters, self._others, self._replies = reporters, others, replies
+        self._access = access
         self._greetings = RateLimit(monotonic)
         # While the server starts, it only answers its own Hello, which has this client_version.
         self.answers_only: str | None = None
@@ -195,7 +199,7 @@ class Servicer:
             refused: CallRefused | None = None
             reply = b""
             try:
-                self._admit(name, content)
+                self._admit(name, content, context)
                 status, reply = self._call(name, call, content, context)
                 code, answered = grpc.StatusCode.OK, status.name
             except Exception as error:  # noqa: BLE001  # after a bug the call is answered too, and the bug is logged
@@ -227,16 +231,34 @@ class Servicer:
             self._replies.add(connection, len(reply), context.cancel, context.add_callback)
         return status, reply
 
-    def _admit(self, name: str, content: bytes) -> None:
+    def _admit(self, name: str, content: bytes, context: grpc.ServicerContext) -> None:
         if self.answers_only is None:
+            self._check_caller(name, context)
             return
         if name != "Hello" or wire.decode(Hello, content).client_version != self.answers_only:
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the server is starting")
 
+    def _check_caller(self, name: str, context: grpc.ServicerContext) -> None:
+        # Comes first, since the details of a call take microseconds to ask for.
+        if self._access.is_open:
+            return
+        headers: dict[str, Any] = dict(context.invocation_metadata())
+        names: Any = context.auth_context().get("x509_common_name", ())
+        try:
+            self._access.check(name, host_of(context.peer()), headers.get("authorization"), names)
+        except AccessDenied as refused:
+            code = grpc.StatusCode.PERMISSION_DENIED if refused.is_known else grpc.StatusCode.UNAUTHENTICATED
+            raise CallRefused(code, str(refused)) from None
+
     def _log_greeting(self, peer: str, refused: CallRefused) -> None:
-        left_out = self._greetings.admit((peer.rpartition(":")[0], refused.code))
+        left_out = self._greetings.admit((host_of(peer), refused.code))
         if left_out is not None:
             log.warning("hello_refused", peer=peer, status=refused.code.name, detail=str(refused), left_out=left_out)
+
+
+def host_of(peer: str) -> str:
+    """``ipv4:10.0.0.7:41234`` -> ``ipv4:10.0.0.7``: a caller has another port for each connection."""
+    return peer.rpartition(":")[0]
 
 
 def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]:

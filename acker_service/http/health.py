@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import socket
-from http.client import HTTPConnection, HTTPException
+import ssl
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
 from acker_service.config import Config
@@ -32,10 +33,10 @@ def check(options: Config) -> str:
 
     A server without an HTTP port counts as ready if its port for calls accepts a connection.
     """
-    calls, http = _from_file(Path(options.ready_file)) if options.ready_file else _from_options(options)
+    calls, http, tls = _from_file(Path(options.ready_file)) if options.ready_file else _from_options(options)
     try:
         if http is not None:
-            _ask(http)
+            _ask(http, tls)
         else:
             socket.create_connection(calls, TIMEOUT_S).close()
     except (OSError, HTTPException) as error:
@@ -46,23 +47,22 @@ def check(options: Config) -> str:
 _Place = tuple[str, int]
 
 
-def _from_file(path: Path) -> tuple[_Place, _Place | None]:
+def _from_file(path: Path) -> tuple[_Place, _Place | None, bool]:
     try:
         fields = json.loads(path.read_text())
-        return _parse_address(fields["address"]), _parse_address(fields["http_address"]) if fields[
-            "http_address"
-        ] else None
+        http = _parse_address(fields["http_address"]) if fields["http_address"] else None
+        return _parse_address(fields["address"]), http, bool(fields["tls"])
     except OSError as error:
         raise NotReady(f"--ready-file {path}: no server has written it yet ({error})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotReady(f"--ready-file {path} is not the ready file of a server ({error!r})") from None
 
 
-def _from_options(options: Config) -> tuple[_Place, _Place | None]:
+def _from_options(options: Config) -> tuple[_Place, _Place | None, bool]:
     if 0 in (options.port, options.http_port):
         raise NotReady("a server on free ports can be found only by its --ready-file; give both the same one")
     http = None if options.http_port is None else (_near(options.host), options.http_port)
-    return (_near(options.host), options.port), http
+    return (_near(options.host), options.port), http, options.tls_cert is not None
 
 
 def _parse_address(address: str) -> _Place:
@@ -79,8 +79,14 @@ def _shown(place: _Place) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _ask(place: _Place) -> None:
-    connection = HTTPConnection(*place, timeout=TIMEOUT_S)
+def _ask(place: _Place, tls: bool) -> None:
+    # Not verified: the certificate is for the name that clients use, and the server is on this machine.
+    context = ssl._create_unverified_context() if tls else None
+    connection = (
+        HTTPSConnection(*place, timeout=TIMEOUT_S, context=context)
+        if tls
+        else HTTPConnection(*place, timeout=TIMEOUT_S)
+    )
     try:
         connection.request("GET", "/readyz")
         reply = connection.getresponse()

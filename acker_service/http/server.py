@@ -22,6 +22,10 @@ from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 
+from acker_service.access.access import Access
+from acker_service.access.certificates import Certificates
+from acker_service.access.roles import AccessDenied
+from acker_service.http.streams import Stream, TlsStream
 from acker_service.process.logs import Log
 from acker_service.process.workers import Workers
 
@@ -61,8 +65,18 @@ class HttpServer:
     """Serves pages by path. ``start`` and ``stop`` it once. ``disconnected`` counts the clients that were disconnected,
     because there were too many, or because they were too slow."""
 
-    def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]]) -> None:
-        """Bind. Port 0 takes a free one. Raises :class:`OSError`."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: dict[str, Callable[[], Page]],
+        *,
+        certificates: Certificates | None = None,
+        access: Access | None = None,
+    ) -> None:
+        """Bind. Port 0 takes a free one. ``certificates``: None serves without TLS. ``access``: None lets everybody see
+        every page. Raises :class:`OSError`."""
+        self._certificates, self._access = certificates, access
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, place = found[0]
         self._listener = socket.socket(family, socket.SOCK_STREAM)
@@ -154,15 +168,17 @@ class HttpServer:
         assert task is not None
         with contextlib.closing(connection):
             try:
+                stream = self._stream(connection)
                 async with asyncio.timeout(REQUEST_S):
-                    head = await self._read_head(connection)
+                    head = await _read_head(stream)
                     if not head:
                         return
                     method, path, page = _parsed(head)
+                    page = page or self._refusal(connection, path, head)
                     if page is None:
                         page = await self._page(task, method, path)
-                    await self._send(connection, method, page)
-                await self._linger(connection)
+                    await self._send(stream, method, page)
+                await self._linger(stream)
             except TimeoutError:
                 self.disconnected += 1
             except OSError:
@@ -173,14 +189,22 @@ class HttpServer:
             finally:
                 self._asked.pop(task, None)
 
-    async def _read_head(self, connection: socket.socket) -> bytes:
-        """Return the request line and the headers, or HEAD_BYTES of a longer request; b"" if the client has gone."""
-        head = b""
-        while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
-            if not (some := await self._loop.sock_recv(connection, HEAD_BYTES - len(head))):
-                return b""
-            head += some
-        return head
+    def _stream(self, connection: socket.socket) -> Stream:
+        if self._certificates is None:
+            return Stream(connection)
+        self._certificates.renew()
+        return TlsStream(connection, self._certificates.http)
+
+    def _refusal(self, connection: socket.socket, path: str, head: bytes) -> Page | None:
+        """Return the answer to a caller that may not see this page; None if it may."""
+        if self._access is None:
+            return None
+        try:
+            self._access.check(path, connection.getpeername()[0], _authorization(head))
+        except AccessDenied as denied:
+            status = HTTPStatus.FORBIDDEN if denied.is_known else HTTPStatus.UNAUTHORIZED
+            return text(status, str(denied))
+        return None
 
     async def _page(self, task: asyncio.Task[None], method: str, path: str) -> Page:
         if method not in METHODS:
@@ -204,7 +228,7 @@ class HttpServer:
                 log.exception("page_failed", path=path)
                 return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the server; see its log")
 
-    async def _send(self, connection: socket.socket, method: str, page: Page) -> None:
+    async def _send(self, stream: Stream, method: str, page: Page) -> None:
         status, content_type, body = page
         lines = [
             f"HTTP/1.1 {status.value} {status.phrase}",
@@ -215,22 +239,42 @@ class HttpServer:
         ]
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             lines.append(f"Allow: {', '.join(METHODS)}")
+        if status == HTTPStatus.UNAUTHORIZED:
+            lines.append("WWW-Authenticate: Bearer")
         sent = self._loop.create_future()
         self._sending.add(sent)
         try:
             head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
-            await self._loop.sock_sendall(connection, head if method == "HEAD" else head + body)
-            connection.shutdown(socket.SHUT_WR)
+            await stream.write(head if method == "HEAD" else head + body)
+            await stream.end()
         finally:
             self._sending.discard(sent)
             sent.set_result(None)
 
-    async def _linger(self, connection: socket.socket) -> None:
+    async def _linger(self, stream: Stream) -> None:
         left = LINGER_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                while left > 0 and (some := await self._loop.sock_recv(connection, left)):
+                while left > 0 and (some := await self._loop.sock_recv(stream.connection, left)):
                     left -= len(some)
+
+
+async def _read_head(stream: Stream) -> bytes:
+    """Return the request line and the headers, or HEAD_BYTES of a longer request; b"" if the client has gone."""
+    head = b""
+    while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:
+        if not (some := await stream.read(HEAD_BYTES - len(head))):
+            return b""
+        head += some
+    return head
+
+
+def _authorization(head: bytes) -> str | None:
+    for line in head.decode("latin-1").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        if name.lower() == "authorization":
+            return value.strip()
+    return None
 
 
 def _parsed(head: bytes) -> tuple[str, str, Page | None]:

@@ -19,7 +19,7 @@ from acker_client.errors import (
     UnknownSource,
 )
 from acker_client.rpc.delivery import ReportResult
-from acker_client.settings import Settings
+from acker_client.settings import Settings, Tls
 from acker_protocol.messages import (
     Cause,
     Entries,
@@ -46,6 +46,7 @@ __all__ = [
     "ReportResult",
     "RootOutcome",
     "Settings",
+    "Tls",
     "Settlement",
     "Unavailable",
     "UnknownBatch",

@@ -35,7 +35,7 @@ from acker_client.rpc.connection import Connect
 from acker_client.rpc.delivery import ReportResult
 from acker_client.rpc.retrying import deliver
 from acker_client.rpc.side_by_side import InTurn, SideBySide, Threads
-from acker_client.settings import Settings, addresses
+from acker_client.settings import Settings, Tls, addresses
 from acker_protocol.ids import BASE_MAX, check_column, edge0
 from acker_protocol.messages import (
     Entries,
@@ -65,8 +65,9 @@ class Anchor(NamedTuple):
 class AckerClient:
     """A client of the acker.
 
-    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``replicas``: the
-    number of servers that each root lives on (None: two if there are two). ``spread``: the largest number of servers
+    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``.
+    ``token`` and ``tls``: see :class:`Settings`. ``replicas``: the number of servers that each root lives on (None: two
+    if there are two). ``spread``: the largest number of servers
     that a batch lives on. ``connect`` makes the transport to an address (``acker_testing`` has one without sockets).
     ``clock``, ``sleep``, ``random`` and ``side_by_side`` are for tests. With a simulated clock, calls to several
     servers are made in turn. Thread-safe, except that only one thread at a time may ``watch``.
@@ -84,6 +85,7 @@ class AckerClient:
         servers: str | Sequence[str] | Settings | None = None,
         *,
         token: str | None = None,
+        tls: Tls | bool | None = None,
         replicas: int | None = None,
         spread: int | None = None,
         connect: Connect | None = None,
@@ -92,7 +94,7 @@ class AckerClient:
         random: Random | None = None,
         side_by_side: SideBySide | None = None,
     ) -> None:
-        given = {"token": token, "replicas": replicas, "spread": spread}
+        given = {"token": token, "tls": tls, "replicas": replicas, "spread": spread}
         given = {name: value for name, value in given.items() if value is not None}
         self.settings = _settings(servers, given, is_local=connect is not None)
         self._side_by_side = side_by_side or (Threads() if clock is time.monotonic else InTurn())
@@ -524,7 +526,7 @@ def _grpc(settings: Settings) -> Connect:
         # Imported here so that the process that makes a channel loads grpc after its fork.
         from acker_client.rpc.transport import GrpcTransport
 
-        return GrpcTransport(address, settings.token)
+        return GrpcTransport(address, settings)
 
     return connect
 

@@ -17,6 +17,10 @@ from acker_protocol.placement import IDS, SPREAD
 DEFAULT_PORT = 7070
 SERVERS_VARIABLE = "ACKER_SERVERS"
 TOKEN_VARIABLE = "ACKER_TOKEN"
+TOKEN_FILE_VARIABLE = "ACKER_TOKEN_FILE"
+TLS_VARIABLE = "ACKER_TLS"
+# The fields of Tls, and their variables.
+TLS_FILE_VARIABLES = {"ca": "ACKER_CA", "cert": "ACKER_CERT", "key": "ACKER_KEY"}
 
 # A host's name or IPv4 address, or an IPv6 address in brackets.
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\])(:(?P<port>[0-9]{1,5}))?")
@@ -29,11 +33,35 @@ OnUnreachable = Literal["fail", "continue"]
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS to the servers. The fields are paths of PEM files. Each process reads them, and again when they change.
+
+    ``ca``: CAs that the servers' certificates must come from; None: the CAs that come with gRPC. ``cert`` and ``key``:
+    the client's own certificate, for servers that ask for one (``--tls-client-ca``).
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("tls: cert and key belong together: give the paths of both, or of neither")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files, in the order ca, key, cert; without those that are None."""
+        return tuple(path for path in (self.ca, self.key, self.cert) if path is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """How to reach the server, and how long to try.
 
     ``servers``: addresses ``host:port``. Without ZooKeeper this is the list of all servers, each with its own id. With
     ZooKeeper some of them are enough, because each server knows all others. ``token``: bearer token, or None.
+    ``token_file``: a file with the token instead, which each process reads, and reads again when it changes. ``tls``:
+    :class:`Tls`, or True for ``Tls()``; None connects without TLS, and then sends a token only to this machine.
     ``budget_s``: how long one flush, report, open or settle may take, retries included. ``call_timeout_s``: a call
     without an answer for this time counts as lost and is sent again. ``on_unreachable``: what to do with a report when
     its budget is spent. "fail" raises. "continue" counts it, logs once and goes on, which is safe and costs replays.
@@ -50,6 +78,8 @@ class Settings:
 
     servers: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    tls: Tls | None = None
     budget_s: float = 60.0
     on_unreachable: OnUnreachable = "fail"
     call_timeout_s: float = 10.0
@@ -63,7 +93,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "servers", addresses(self.servers))
-        _check_token(self.token)
+        object.__setattr__(self, "tls", _tls(self.tls))
+        check_token(self.token)
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file: give one of them")
         _check_seconds("budget_s", self.budget_s, "a report")
         _check_seconds("call_timeout_s", self.call_timeout_s, "a call")
         _check_seconds("replica_wait_s", self.replica_wait_s, "the answer of one replica")
@@ -76,13 +109,35 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Return settings from ``ACKER_SERVERS`` and ``ACKER_TOKEN``. Raises ValueError if no server is named."""
+        """Return settings from ``ACKER_SERVERS``, ``ACKER_TOKEN``, ``ACKER_TOKEN_FILE``, ``ACKER_TLS``, ``ACKER_CA``,
+        ``ACKER_CERT`` and ``ACKER_KEY``. Raises ValueError if no server is named."""
         if not environ.get(SERVERS_VARIABLE, "").strip():
             raise ValueError(
                 f"no acker server is named: pass AckerClient('host:{DEFAULT_PORT}') or set {SERVERS_VARIABLE}; "
                 "`acker serve` starts a server"
             )
-        return cls(addresses(environ[SERVERS_VARIABLE]), token=environ.get(TOKEN_VARIABLE) or None)
+        return cls(addresses(environ[SERVERS_VARIABLE]), **access_from(environ))
+
+
+def access_from(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings ``token``, ``token_file`` and ``tls`` from the environment."""
+    files = {name: environ.get(variable) or None for name, variable in TLS_FILE_VARIABLES.items()}
+    return {
+        "token": environ.get(TOKEN_VARIABLE) or None,
+        "token_file": environ.get(TOKEN_FILE_VARIABLE) or None,
+        "tls": tls_of(environ.get(TLS_VARIABLE), files, TLS_VARIABLE),
+    }
+
+
+def tls_of(switch: str | None, files: Mapping[str, str | None], name: str) -> Tls | None:
+    """Return TLS from texts. ``switch``: "true", "false" or nothing, under ``name``; a file alone turns TLS on."""
+    if switch and switch.lower() not in ("true", "false"):
+        raise ValueError(f"{name}={switch!r}: give true or false")
+    if not any(files.values()):
+        return Tls() if switch and switch.lower() == "true" else None
+    if switch and switch.lower() == "false":
+        raise ValueError(f"{name}=false, but files for TLS are named too: leave out one or the other")
+    return Tls(**files)
 
 
 def addresses(servers: str | Iterable[str]) -> tuple[str, ...]:
@@ -124,7 +179,16 @@ def _check_members(replicas: object, spread: object) -> None:
         raise ValueError(f"spread={spread!r}: give on how many servers a batch lives at most, {replicas or 1} to {IDS}")
 
 
-def _check_token(token: object) -> None:
+def _tls(tls: object) -> Tls | None:
+    if tls is True:
+        return Tls()
+    if tls is None or tls is False or isinstance(tls, Tls):
+        return tls or None
+    raise ValueError(f"tls={tls!r}: give True or Tls(ca=..., cert=..., key=...)")
+
+
+def check_token(token: object) -> None:
+    """Raise ValueError unless ``token`` is None or can be sent in a header."""
     # The token is sent in an HTTP header. The error must not show it.
     if token is None or (isinstance(token, str) and token.isascii() and token.isprintable()):
         return

@@ -23,6 +23,7 @@ SUBCOMMANDS: dict[str, tuple[str, dict[str, str], str]] = {
     "ring": ("acker_command.ring", {"rich": "cli"}, "Show the servers and the balance (acker ring --help)."),
     "status": ("acker_command.status", {"rich": "cli"}, "Show what each server has to do (acker status --help)."),
     "drain": ("acker_command.drain", {"rich": "cli"}, "Ask a server to finish and end (acker drain --help)."),
+    "token": ("acker_command.token", {}, "Make a token for a caller (acker token new --help)."),
     "dead-letters": (
         "acker_command.dead_letters",
         {"pyarrow": "spark", "rich": "cli"},

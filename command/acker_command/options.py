@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from acker_client.errors import AckerError
-from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
+from acker_client.settings import SERVERS_VARIABLE, Settings, access_from, addresses
 from acker_command.overview import Overview, SeenMember
 from acker_protocol.placement import parts_of
 
@@ -43,7 +43,7 @@ def settings(servers: str | None, environ: Mapping[str, str] = os.environ) -> Se
     if not named.strip():
         raise Mistake(f"no servers are named: give --servers host:port,host:port or set {SERVERS_VARIABLE}")
     try:
-        return Settings(addresses(named), token=environ.get(TOKEN_VARIABLE) or None)
+        return Settings(addresses(named), **access_from(environ))
     except ValueError as error:
         raise Mistake(str(error)) from None
 

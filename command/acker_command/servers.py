@@ -147,7 +147,7 @@ def _connect(settings: Settings) -> Callable[[str], Transport]:
         # gRPC reads its environment when it is loaded.
         from acker_client.rpc.transport import GrpcTransport
 
-        return GrpcTransport(address, settings.token)
+        return GrpcTransport(address, settings)
 
     return connect
 

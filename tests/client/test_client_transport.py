@@ -172,7 +172,7 @@ def test_the_error_names_another_service_on_the_port(answer: bytes, kind: type[E
 
 def test_a_call_that_ends_without_an_answer_leaves_open_whether_it_was_applied() -> None:
     transport = GrpcTransport("127.0.0.1:1")
-    transport._stub.Stats = lambda request, timeout, metadata: None
+    transport._take_channel().stub.Stats = lambda request, timeout, metadata: None
     with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1: the call ended without an answer"):
         transport.stats(1.0)
     transport.close()

@@ -33,6 +33,7 @@ from acker_protocol.messages import (
 )
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
+from acker_service.access.access import Access
 from acker_service.core.shard import Shard
 from acker_service.grpc.servicer import CallRefused, Servicer
 from acker_service.locked_shard import SharedShard
@@ -297,6 +298,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
         observe=lambda *_: None,
         reporters=workers,
         others=workers,
+        access=Access(None, time.monotonic),
     )
     for session in (1, 2):
         shared.watch(Watch("test", session, 600_000))

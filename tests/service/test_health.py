@@ -44,7 +44,7 @@ def test_the_check_follows_the_http_port_by_flag_by_variable_and_by_ready_file(
     for done in (
         run(f"--http-port={port}", module=module),
         run(ACKER_HTTP_PORT=port, module=module),
-        run(ACKER_READY_FILE=ready, ACKER_HOST="0.0.0.0", module=module),
+        run(ACKER_READY_FILE=ready, ACKER_HOST="0.0.0.0", ACKER_INSECURE="true", module=module),
     ):
         assert (done.returncode, done.stdout) == (0, f"ready at 127.0.0.1:{port}\n")
     process.terminate()
@@ -71,7 +71,7 @@ def test_a_server_that_is_not_ready_says_why() -> None:
 @pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("::1", "[::1]:1")])
 def test_a_server_that_listens_on_all_addresses_is_checked_on_the_loopback(host: str, asked: str) -> None:
     with pytest.raises(NotReady, match=re.escape(f"no server answers at {asked} ")):
-        health.check(Config(host=host, http_port=1))
+        health.check(Config(host=host, http_port=1, insecure=True))
 
 
 def test_without_an_http_port_the_port_for_calls_is_asked(start_server: Callable[..., Server]) -> None:

@@ -97,7 +97,7 @@ def test_every_reply_has_the_epoch_of_the_view(join: Callable[..., Any]) -> None
 
 
 def test_a_server_registers_where_clients_reach_it(join: Callable[..., Any], nodes: Any) -> None:
-    server = join(3, advertise="acker-3.example:1234", advertise_unchecked=True, host="0.0.0.0")
+    server = join(3, advertise="acker-3.example:1234", advertise_unchecked=True, host="0.0.0.0", insecure=True)
     content, stat = nodes.get("/servers/ids/3")
     assert stat.ephemeralOwner
     assert json.loads(content) == {

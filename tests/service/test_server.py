@@ -410,7 +410,7 @@ def test_reports_are_taken_by_threads_of_their_own(start_server: StartServer) ->
 @pytest.mark.parametrize("other", ["--http-port=0", "--http-port=off"])
 @pytest.mark.parametrize("host", ["nosuchhost.invalid", "192.0.2.1"])
 def test_a_host_that_is_not_to_be_had_is_blamed_on_the_host_and_not_on_the_port(host: str, other: str) -> None:
-    result = start_command(f"--host={host}", "--port=0", other)
+    result = start_command(f"--host={host}", "--port=0", "--insecure", other)
     assert result.returncode == 2
     assert result.stderr.startswith(f"acker serve: --host (ACKER_HOST): {host}: ")
     assert "--port" not in result.stderr

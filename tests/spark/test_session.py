@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from acker_client import Settings, Tls
 from acker_client.spark.driver import session
 from acker_client.spark.driver.session import SessionError, ensure_java, ensure_python, settings_of
 
@@ -37,7 +38,7 @@ def program(path: Path, script: str) -> Path:
 def conf(spark: SparkSession) -> Iterator[SparkSession]:
     yield spark
     keys = (session.SERVERS, session.TOKEN, session.BUDGET_S, session.ON_UNREACHABLE, session.REPLICAS, session.SPREAD)
-    for key in keys:
+    for key in (*keys, session.TOKEN_FILE, session.TLS, *session.TLS_FILES.values()):
         spark.conf.unset(key)
 
 
@@ -53,6 +54,34 @@ def test_settings_come_from_the_session(conf: SparkSession) -> None:
     assert settings.servers == ("a:1", "b:7070")
     assert (settings.token, settings.budget_s, settings.on_unreachable) == ("secret", 5.0, "continue")
     assert (settings.replicas, settings.spread) == (3, 5)
+
+
+def test_tls_and_the_token_come_from_the_session_or_else_from_the_environment(
+    conf: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"SERVERS": "c:3", "TLS": "true", "TOKEN": "secret"}.items():
+        monkeypatch.setenv(f"ACKER_{name}", text)
+    assert (settings_of(conf).tls, settings_of(conf).token) == (Tls(), "secret")
+
+    for name in ("ca", "cert", "key", "tokenFile"):
+        conf.conf.set(f"spark.acker.{name}", f"/etc/{name}")
+    settings = settings_of(conf)
+    assert settings.tls == Tls("/etc/ca", "/etc/cert", "/etc/key")
+    assert (settings.token, settings.token_file) == (None, "/etc/tokenFile")
+
+    conf.conf.set("spark.acker.tls", "false")
+    with pytest.raises(SessionError, match=r"spark\.acker\.tls=false, but files for TLS are named too"):
+        settings_of(conf)
+
+
+def test_a_task_reaches_the_servers_as_its_driver_does(conf: SparkSession) -> None:
+    settings = Settings(("a:1",), tls=Tls("/etc/ca"), token_file="/etc/token")
+    take_back = session.hand_down(conf, settings)
+    try:
+        found = conf.sparkContext.parallelize([1], 1).map(lambda _: session.settings_here()).collect()
+    finally:
+        take_back()
+    assert found == [settings]
 
 
 def test_the_environment_is_asked_where_the_session_says_nothing(

@@ -7,13 +7,14 @@ that uses it, after a fork: an open channel does not survive a fork.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+import threading
+from typing import TypeVar
 
 import grpc
 
 from acker_client.errors import AckerError, Closed, Rejected, Unavailable
-from acker_client.settings import DEFAULT_PORT
+from acker_client.rpc.access import ServerAccess
+from acker_client.settings import DEFAULT_PORT, Settings
 from acker_protocol import wire
 from acker_protocol.messages import (
     Apply,
@@ -79,56 +80,83 @@ _OF_HTTP = frozenset("POpo")
 # gRPC's text if the connection is accepted and closed before anything was sent.
 _CLOSED_AT_ONCE = re.compile(r"failed to connect to all addresses.*(Socket closed|Connection reset by peer)")
 _CLOSED_HINT = (
-    "The connection is accepted and closed at once: a port with TLS does that (the acker has no TLS), or a proxy with "
-    "no server behind it"
+    "The connection is accepted and closed at once: a port with TLS does that (then give tls=, ACKER_TLS or "
+    "spark.acker.tls), a server that asks for a certificate (Tls(cert=..., key=...)), or a proxy with no server behind "
+    "it"
 )
+# Texts of OpenSSL in the errors of gRPC, with advice.
+_TLS_HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": "The server's certificate is not from the CAs in Tls(ca=...), or has expired",
+    "Hostname Verification Check failed": "The server's certificate is for another name than this address",
+    "WRONG_VERSION_NUMBER": "What answers there has no TLS: leave out tls, or start the server with --tls-cert",
+}
 # The texts of several gRPC versions for a host name that DNS does not know.
 _NO_ADDRESS = re.compile(r"DNS resolution failed|errors resolving|lookup failed|Domain name not found")
 
 
-class GrpcTransport:
-    """:class:`acker_protocol.messages.Transport` over one channel. Thread-safe. ``address`` is host:port."""
+class _Channel:
+    """A channel, and the number of calls that use it."""
 
-    def __init__(self, address: str, token: str | None = None) -> None:
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.stub = AckerStub(channel)  # type: ignore[no-untyped-call]
+        self.calls = 0
+
+
+class GrpcTransport:
+    """:class:`acker_protocol.messages.Transport` over one channel. Thread-safe. ``address`` is host:port.
+
+    ``settings``: for TLS and the token. When the files of TLS change, later calls use a new channel, and calls under
+    way finish on the old one.
+    """
+
+    def __init__(self, address: str, settings: Settings | None = None) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, OPTIONS)
-        self._stub = AckerStub(self._channel)  # type: ignore[no-untyped-call]
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._access = ServerAccess(address, settings)
+        self._lock = threading.Lock()
+        # The newest is last. The others have calls under way.
+        self._channels: list[_Channel] = []
+        self._is_closed = False
 
     def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
-        return self._call(self._stub.Hello, hello, HelloReply, timeout_s)
+        return self._call("Hello", hello, HelloReply, timeout_s)
 
     def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
-        return self._call(self._stub.Apply, message, ApplyReply, timeout_s)
+        return self._call("Apply", message, ApplyReply, timeout_s)
 
     def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply:
-        return self._call(self._stub.OpenBatch, request, OpenBatchReply, timeout_s)
+        return self._call("OpenBatch", request, OpenBatchReply, timeout_s)
 
     def settle(self, request: Settle, timeout_s: float) -> SettleReply:
-        return self._call(self._stub.Settle, request, SettleReply, timeout_s)
+        return self._call("Settle", request, SettleReply, timeout_s)
 
     def watch(self, request: Watch, timeout_s: float) -> WatchReply:
-        return self._call(self._stub.Watch, request, WatchReply, timeout_s)
+        return self._call("Watch", request, WatchReply, timeout_s)
 
     def stats(self, timeout_s: float) -> StatsReply:
-        return self._call(self._stub.Stats, StatsRequest(), StatsReply, timeout_s)
+        return self._call("Stats", StatsRequest(), StatsReply, timeout_s)
 
     def view(self, timeout_s: float) -> ViewReply:
-        return self._call(self._stub.View, ViewRequest(), ViewReply, timeout_s)
+        return self._call("View", ViewRequest(), ViewReply, timeout_s)
 
     def drain(self, timeout_s: float) -> DrainReply:
-        return self._call(self._stub.Drain, DrainRequest(), DrainReply, timeout_s)
+        return self._call("Drain", DrainRequest(), DrainReply, timeout_s)
 
     def pins(self, session: int, timeout_s: float) -> PinsReply:
-        return self._call(self._stub.Pins, Pins(session), PinsReply, timeout_s)
+        return self._call("Pins", Pins(session), PinsReply, timeout_s)
 
     def close(self) -> None:
-        self._channel.close()
+        with self._lock:
+            self._is_closed = True
+            for each in self._channels:
+                each.channel.close()
 
-    def _call(self, method: Callable[..., Any], request: object, kind: type[Reply], timeout_s: float) -> Reply:
+    def _call(self, call: str, request: object, kind: type[Reply], timeout_s: float) -> Reply:
         content = wire.encode(request)
+        channel = self._take_channel()
         try:
-            answer = method(content, timeout=timeout_s, metadata=self._metadata)
+            metadata = self._access.metadata()
+            answer = getattr(channel.stub, call)(content, timeout=timeout_s, metadata=metadata)
             if answer is None:  # from an older gRPC (1.66), if the server dies during a call
                 raise Unavailable(f"{self.address}: the call ended without an answer")
             return wire.decode(kind, answer)
@@ -139,6 +167,32 @@ class GrpcTransport:
         except ValueError as error:
             # gRPC raises ValueError for a call on a closed channel.
             raise Closed(f"the client was closed during a call to {self.address}: {error}") from None
+        finally:
+            self._leave_channel(channel)
+
+    def _take_channel(self) -> _Channel:
+        with self._lock:
+            new = None if self._is_closed else self._access.new_channel(OPTIONS)
+            if new is not None:
+                self._channels.append(_Channel(new))
+                self._close_unused()
+            if not self._channels:
+                raise Closed(f"the client was closed before its first call to {self.address}")
+            channel = self._channels[-1]
+            channel.calls += 1
+            return channel
+
+    def _leave_channel(self, channel: _Channel) -> None:
+        with self._lock:
+            channel.calls -= 1
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Close channels that newer ones have replaced, once no call uses them. The caller holds the lock."""
+        for each in self._channels[:-1]:
+            if not each.calls:
+                each.channel.close()
+                self._channels.remove(each)
 
 
 def translated(address: str, error: grpc.RpcError) -> AckerError:
@@ -155,6 +209,7 @@ def translated(address: str, error: grpc.RpcError) -> AckerError:
         return Rejected(f"{address}: {_no_grpc(details)} ({details})")
     if code == grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):
         details += f". {_CLOSED_HINT}"
+    details += "".join(f". {hint}" for text, hint in _TLS_HINTS.items() if text in details)
     if code == grpc.StatusCode.UNAVAILABLE and _NO_ADDRESS.search(details):
         # Not Rejected, as the server may start later and get its name then.
         return Unavailable(f"{address}: the name resolves to nothing: correct it, or check its DNS ({details})")

@@ -18,14 +18,14 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata, util
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
 from acker_client.errors import AckerError
 from acker_client.pins import Pins, decode, encode
-from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
+from acker_client.settings import SERVERS_VARIABLE, Settings, access_from, addresses, tls_of
 from acker_client.spark import compat
 from acker_client.spark.worker.notes import EXECUTION, NOTES, OUTER, handed_down, note_store_of
 from acker_protocol import placement
@@ -34,6 +34,10 @@ N = TypeVar("N", int, float)
 
 SERVERS = "spark.acker.servers"
 TOKEN = "spark.acker.token"  # Spark redacts keys that hold "token" in its UI and logs
+TOKEN_FILE = "spark.acker.tokenFile"
+TLS = "spark.acker.tls"
+# The fields of Tls, and their keys.
+TLS_FILES = {"ca": "spark.acker.ca", "cert": "spark.acker.cert", "key": "spark.acker.key"}
 BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
 REPLICAS = "spark.acker.replicas"
@@ -111,6 +115,9 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     values = {
         SERVERS: ",".join(settings.servers),
         TOKEN: settings.token,
+        TOKEN_FILE: settings.token_file,
+        TLS: "false" if settings.tls is None else "true",
+        **{key: getattr(settings.tls, name, None) for name, key in TLS_FILES.items()},
         BUDGET_S: str(settings.budget_s),
         ON_UNREACHABLE: settings.on_unreachable,
         PINS: encode(settings.pins),
@@ -153,7 +160,7 @@ def _settings(get: Callable[[str], str | None]) -> Settings | None:
     try:
         return Settings(
             servers=addresses(servers),
-            token=get(TOKEN) or os.environ.get(TOKEN_VARIABLE) or None,
+            **_access(get),
             budget_s=budget,
             on_unreachable=get(ON_UNREACHABLE) or "fail",  # type: ignore[arg-type]
             replicas=None
@@ -167,6 +174,18 @@ def _settings(get: Callable[[str], str | None]) -> Settings | None:
             f"the acker's settings of this session do not work: {error} (servers is {SERVERS}, budget_s is {BUDGET_S},"
             f" on_unreachable is {ON_UNREACHABLE}, replicas is {REPLICAS}, spread is {SPREAD})"
         ) from None
+
+
+def _access(get: Callable[[str], str | None]) -> dict[str, Any]:
+    """Return the settings ``token``, ``token_file`` and ``tls``, by their keys or from the environment."""
+    token, token_file = get(TOKEN), get(TOKEN_FILE)
+    files = {name: get(key) for name, key in TLS_FILES.items()}
+    found = access_from(os.environ)
+    if token or token_file:
+        found |= {"token": token or None, "token_file": token_file or None}
+    if get(TLS) or any(files.values()):
+        found["tls"] = tls_of(get(TLS), files, TLS)
+    return found
 
 
 def _number(key: str, text: str, kind: Callable[[str], N], what: str) -> N:

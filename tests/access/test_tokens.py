@@ -1,0 +1,113 @@
+"""Tokens and roles: who may call what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acker_protocol.v1 import acker_pb2
+from acker_service.access import roles, tokens
+from acker_service.access.access import Access
+from acker_service.access.roles import AccessDenied, Principal, Role
+from acker_service.access.tokens import Tokens, TokensError
+
+NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,12}", fullmatch=True)
+SOME_ROLES = st.sets(st.sampled_from(list(Role)), min_size=1)
+CALLS = [method.name for method in acker_pb2.DESCRIPTOR.services_by_name["Acker"].methods]
+
+
+@given(st.dictionaries(NAMES, SOME_ROLES, max_size=5), st.text(max_size=50))
+def test_a_caller_is_who_its_token_belongs_to_and_another_text_is_nobody(
+    tmp_path_factory: pytest.TempPathFactory, callers: dict[str, set[Role]], other: str
+) -> None:
+    made = {name: tokens.new_token() for name in callers}
+    path = tmp_path_factory.mktemp("tokens") / "tokens"
+    path.write_text("# who may call\n\n" + "".join(f"{tokens.line_of(made[n], [*callers[n]], n)}\n" for n in callers))
+    known = Tokens(str(path), lambda: 0.0)
+    for name, token in made.items():
+        assert known.identify(f"Bearer {token}") == Principal(name, frozenset(callers[name]))
+        assert known.identify(token) is None
+        assert known.identify(f"Bearer {token}x") is None
+        assert known.identify(f"Bearer {tokens.hash_of(token)}") is None
+    assert known.identify(f"Bearer {other}") is None
+    assert known.identify(None) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("sha256:12 client etl", "sha256 should be 64 digits of hex"),
+        (f"md5:{'0' * 64} client etl", "should begin with sha256: or certificate:"),
+        (f"sha256:{'0' * 64} admin etl", "'admin' is not a role; the roles are client, operator, scraper"),
+        (f"sha256:{'0' * 64} client", "should be: sha256:HEX ROLE[,ROLE] NAME"),
+        (f"sha256:{'0' * 64} client a\nsha256:{'0' * 64} client b", "line 2: the same sha256 as a; leave one"),
+    ],
+)
+def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, line: str, expected: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line)
+    with pytest.raises(TokensError) as raised:
+        Tokens(str(path), lambda: 0.0)
+    assert expected in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_a_changed_file_counts_within_a_second_and_a_wrong_one_leaves_the_old_callers(tmp_path: Path) -> None:
+    path, now = tmp_path / "tokens", [0.0]
+    first, second = tokens.new_token(), tokens.new_token()
+    path.write_text(tokens.line_of(first, [Role.CLIENT], "first"))
+    known = Tokens(str(path), lambda: now[0])
+    path.write_text(tokens.line_of(second, [Role.CLIENT], "the-second"))
+    assert known.identify(f"Bearer {second}") is None
+    now[0] += tokens.LOOK_S
+    assert known.identify(f"Bearer {first}") is None
+    assert known.identify(f"Bearer {second}") is not None
+    for wrong in ("nonsense", None):
+        path.unlink()
+        if wrong is not None:
+            path.write_text(wrong)
+        now[0] += tokens.LOOK_S
+        assert known.identify(f"Bearer {second}") is not None
+
+
+def test_every_call_of_the_protocol_has_its_role() -> None:
+    assert set(CALLS) - set(roles.NEEDED) == {"Drain"}
+    client, operator, scraper = (Principal(role, frozenset({role})) for role in Role)
+    allowed = {call: {who.name for who in (client, operator, scraper) if _may(call, who)} for call in CALLS}
+    assert allowed == {
+        "Hello": {"client", "operator"},
+        "View": {"client", "operator"},
+        **{call: {"client"} for call in ("Apply", "OpenBatch", "Settle", "Watch", "Pins")},
+        "Stats": {"operator", "scraper"},
+        "Drain": {"operator"},
+    }
+
+
+def test_without_a_file_of_tokens_everybody_may_call() -> None:
+    Access(None, lambda: 0.0).check("Drain", "10.0.0.7", None)
+
+
+def test_a_refusal_says_the_same_to_every_unknown_caller_and_is_logged_once_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(tokens.line_of(tokens.new_token(), [Role.CLIENT], "etl"))
+    access = Access(Tokens(str(path), lambda: 0.0), lambda: 0.0)
+    said = set()
+    for shown in (None, "Bearer", "Bearer x", "Basic eA==", f"Bearer {tokens.new_token()}"):
+        with pytest.raises(AccessDenied) as refused:
+            access.check("Apply", "10.0.0.7", shown)
+        said.add(str(refused.value))
+    assert len(said) == 1
+    assert [record.getMessage() for record in caplog.records] == ["call_refused"]
+
+
+def _may(call: str, caller: Principal) -> bool:
+    try:
+        roles.check(call, caller)
+    except AccessDenied:
+        return False
+    return True
