@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from acker_client.source.decoding.content import LinePart, open_part, read_content, renamed
+from acker_client.source.decoding.content import LinePart, open_part, paths_by_inode, read_content
 from acker_client.source.decoding.lines import LINE_BYTES_MAX, LineSlice, Parser, find_lines
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
@@ -41,6 +41,8 @@ class Listing:
     by_path: dict[str, Found] = field(default_factory=dict)
     by_inode: dict[int, list[str]] = field(default_factory=dict)
     inodes: dict[str, int] = field(default_factory=dict)
+    # The paths in a folder by inode, for folders in which a file is missing. Each folder is scanned once.
+    folders: dict[str, dict[int, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: Sequence[Found], *, may_be_gone: bool) -> Listing:
@@ -70,10 +72,16 @@ class Listing:
         if path in paths:
             return here  # if it does not fit, it was truncated; a later check refuses it
         replacement = here and (self.inodes[path] not in others) and path
-        for candidate in (*paths, renamed(path, inode), replacement):
+        for candidate in (*paths, self._renamed(path, inode), replacement):
             if candidate and fits(candidate):
                 return self.by_path.get(candidate) or _beside(candidate, shown)
         return None
+
+    def _renamed(self, path: str, inode: int) -> str | None:
+        folder = os.path.dirname(path)
+        if folder not in self.folders:
+            self.folders[folder] = paths_by_inode(folder)
+        return self.folders[folder].get(inode)
 
 
 class FileInput:
@@ -142,6 +150,7 @@ class FileInput:
             part, self._left = block.cut(min(part_records, room))
             self._files[part.partition].add_part(part)
             parts.append(part)
+            room -= len(part)
         return Plan(parts, is_end=not parts and not self._is_followed)
 
     def slices(self, chosen: Sequence[Chosen[LinePart]], tasks: int) -> list[LineSlice]:

@@ -109,6 +109,8 @@ class Ranges:
 
     def first_holes(self, holes: int) -> Ranges:
         """The lowest ranges, with at most ``holes`` holes between them."""
+        if self.holes <= holes:
+            return self
         kept = holes + (self.prefix > 0)
         return Ranges(self.starts[:kept], self.stops[:kept])
 
