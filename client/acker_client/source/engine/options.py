@@ -12,6 +12,7 @@ from typing import Any, Literal, Required, TypedDict
 from acker_client.cluster.registration import check_seconds
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
 from acker_client.source.dead_letters.letters_file import DeadLetterCall, DeadLetterFile
+from acker_client.source.disk import to_mount
 from acker_client.source.engine.environment import Environment
 from acker_client.source.records.assignment import Assignment
 from acker_client.source.records.dead_letter import DeadLetter
@@ -205,6 +206,8 @@ class Options:
             if not isinstance(path, Path):
                 either = "the path of a file, a function" if option == "dead_letters" else "the path of a file"
                 raise ValueError(f"{option}={path!r}: give {either}, or a {store.__name__}")
+            if advice := to_mount(str(path)):
+                raise ValueError(f"{option}={str(path)!r} is a URL, and {option} is a local path: {advice}")
             if path.is_dir():
                 raise ValueError(f"{option}={str(path)!r} is a directory: give a file in it")
             if not path.absolute().parent.is_dir():

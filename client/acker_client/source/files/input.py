@@ -21,15 +21,20 @@ from acker_client.source.decoding.content import LinePart, open_part, paths_by_i
 from acker_client.source.decoding.lines import LINE_BYTES_MAX, LineSlice, Parser, find_lines
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_files import BLOCK_BYTES, Block, FileMark, LineFile, line_file
-from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of
+from acker_client.source.files.line_files import BLOCK_BYTES, CODECS, Block, FileMark, LineFile, line_file
+from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of, printable
 from acker_client.source.records.balance import sliced
 from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.records.ranges import Ranges
 
 log = logging.getLogger("acker_client.source")
 
-PACKED = frozenset({".bz2", ".xz", ".zst", ".lz4", ".zip", ".tgz", ".tar", ".parquet", ".orc", ".avro"})
+# Ends of names of files that are packed, or not made of lines.
+PACKED = frozenset(
+    {".7z", ".arrow", ".avro", ".br", ".bz2", ".deflate", ".feather", ".lz", ".lz4", ".lzma", ".lzo", ".lzo_deflate"}
+    | {".orc", ".parquet", ".rar", ".snappy", ".sz", ".tar", ".tbz2", ".tgz", ".txz", ".xz", ".z", ".zip", ".zlib"}
+    | {".zst", ".zstd"}
+)
 # A listing may miss a file that is renamed meanwhile. A file counts as removed once this many listings missed it.
 MISSING_MAX = 2
 
@@ -143,10 +148,8 @@ class FileInput:
     def plan(self, records_max: int, tasks: int) -> Plan[LinePart]:
         parts: list[LinePart] = []
         part_records = max(1, records_max // (2 * tasks))
-        while (room := records_max - sum(map(len, parts))) > 0:
-            block = self._left or self._next_block()
-            if block is None:
-                break
+        room = records_max
+        while room > 0 and (block := self._left or self._next_block()) is not None:
             part, self._left = block.cut(min(part_records, room))
             self._files[part.partition].add_part(part)
             parts.append(part)
@@ -328,7 +331,10 @@ def find_line_files(paths: Paths, *, asker: str = "Files", may_be_none: bool = F
         name = Path(file.path)
         if name.suffix.lower() in PACKED or [suffix.lower() for suffix in name.suffixes[-2:]] == [".tar", ".gz"]:
             what = "use Parquet" if file.path.endswith(".parquet") else "unpack or convert it"
-            raise SourceError(f"{asker}: {file.shown!r} is not a file of lines: {what}, or narrow the pattern")
+            raise SourceError(
+                f"{asker}: {file.shown!r} is not a file of lines, and {asker} reads {CODECS}: {what}, or narrow the"
+                " pattern"
+            )
     return found
 
 
@@ -338,7 +344,7 @@ def _refuse_directory(path: str, asker: str) -> list[str]:
 
 def _beside(path: str, shown: str) -> Found:
     """Return the file at ``path``, shown like ``shown``, a file in the same folder."""
-    return Found(path, os.path.join(os.path.dirname(shown), os.path.basename(path)))
+    return Found(path, os.path.join(os.path.dirname(shown), printable(os.path.basename(path))))
 
 
 def _is_ended(file: LineFile, done: Mapping[str, Ranges]) -> bool:
