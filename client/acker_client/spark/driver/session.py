@@ -7,6 +7,7 @@ because PySpark forks to start its JVM, and a fork beside gRPC's threads may han
 
 from __future__ import annotations
 
+import difflib
 import functools
 import gc
 import importlib
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata, util
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
@@ -38,6 +39,7 @@ BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
 REPLICAS = "spark.acker.replicas"
 SPREAD = "spark.acker.spread"
+KEYS = (SERVERS, TOKEN, BUDGET_S, ON_UNREACHABLE, REPLICAS, SPREAD)
 # The servers of the roots of the batch that this thread works on; set by the acker.
 PINS = "spark.acker.pins"
 
@@ -59,6 +61,7 @@ def settings_of(spark: SparkSession) -> Settings:
     check_packages()
     check_session(spark)
     _check_workers(spark)
+    _check_keys(spark)
     found = _settings(
         lambda key: spark.sparkContext.getLocalProperty(key) if key == PINS else spark.conf.get(key, None)
     )
@@ -68,6 +71,17 @@ def settings_of(spark: SparkSession) -> Settings:
             f" {SERVERS_VARIABLE} in the environment of the driver; `acker serve` starts a server"
         )
     return found
+
+
+def _check_keys(spark: SparkSession) -> None:
+    """Refuse an unknown setting, which would otherwise have no effect."""
+    session: Any = spark._jsparkSession
+    # One call to the JVM. `spark.conf.getAll` makes several for each key, and every batch comes here.
+    keys = str(session.conf().getAll().keys().mkString("\n")).split("\n")
+    for key in sorted(set(keys).difference(KEYS)):
+        if key.startswith("spark.acker."):
+            (nearest,) = difflib.get_close_matches(key, KEYS, n=1, cutoff=0)
+            raise SessionError(f"{key} is no setting of the acker: the nearest is {nearest}; correct it or remove it")
 
 
 def check_session(spark: object) -> None:
