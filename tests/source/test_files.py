@@ -105,6 +105,20 @@ def test_a_file_that_shrank_or_changed_before_the_committed_position_is_refused(
         resumed(tmp_path / "a.txt", committed)
 
 
+@pytest.mark.parametrize(("line", "is_noticed"), [("CHANGED\n", False), ("longer than before\n", True)])
+def test_an_edit_in_the_middle_of_what_was_read_is_noticed_if_it_moves_what_follows(
+    tmp_path: Path, line: str, is_noticed: bool
+) -> None:
+    lines = [f"{k:07}\n" for k in range(1000)]
+    committed = started(tmp_path, "".join(lines), 1000)
+    (tmp_path / "a.txt").write_text("".join([*lines[:500], line.rjust(8, " "), *lines[501:]]))
+    if is_noticed:
+        with pytest.raises(CheckpointError, match="is not what it was when it was read to byte 8000"):
+            resumed(tmp_path / "a.txt", committed)
+    else:
+        assert not len(resumed(tmp_path / "a.txt", committed).drain())
+
+
 def test_a_last_line_that_went_on_after_it_was_read_is_refused(tmp_path: Path) -> None:
     committed = started(tmp_path, "one\ntw", 2)
     with (tmp_path / "a.txt").open("a") as file:

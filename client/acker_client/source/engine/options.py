@@ -38,8 +38,8 @@ class CommonOptions(TypedDict, total=False):
     ``guarantee``: "at_least_once"; "at_most_once": records are saved as done before they are emitted; "no_guarantee":
     records are done once they are emitted, whatever their outcome. The last two never retry. ``commit_interval_s``:
     shortest time between two writes of the checkpoint (0: write with each batch), except when a partition is revoked
-    and at the end. ``group``: the source's membership of a group that shares the partitions among its sources;
-    ``checkpoint`` must then be a ``SharedCheckpointStore``.
+    and at the end; longer after a write of more than a second. ``group``: the source's membership of a group that
+    shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
 
     ``held``: False for records whose trees outlive their batch, such as those that ``hand_on`` gives to another job.
     Each record is ACKED as soon as everything derived from it is done, even long after its batch was settled. A record
