@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,28 @@ def test_every_decision_is_listed() -> None:
     folder = ROOT / "docs/decisions"
     listed = re.findall(r"\]\((\d{3}-[\w-]+\.md)\)", (folder / "README.md").read_text())
     assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize(
+    ("lacks", "says"), [("", ""), ("python", "the acker needs Python"), ("java", "java: not found")]
+)
+def test_the_first_command_fetches_nothing_where_python_is_too_old_or_java_is_missing(
+    tmp_path: Path, page: str, lacks: str, says: str
+) -> None:
+    (command,) = re.findall(r"^```sh\n(python -c .*?\n.*?\n)", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    if lacks == "python":
+        command = command.replace("(3, 11)", "(99, 0)")
+    programs = {"python": f'[ "$1" = -m ] && echo fetched && exit; exec {sys.executable} "$@"', "java": "exit 0"}
+    for name, script in programs.items():
+        if name != lacks or name == "python":
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+    shell = ["/bin/sh", "-c", command]
+    run = subprocess.run(shell, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert (run.returncode == 0, run.stdout) == ((True, "fetched\n") if not lacks else (False, ""))
+    assert says in run.stderr
+    assert run.stderr.count("\n") == bool(lacks)
 
 
 @functools.cache

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import pickle
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +25,7 @@ from acker_client.source.files.input import FileInput, find_line_files
 from acker_client.source.records.input import Committed
 from acker_client.source.records.ranges import Ranges
 from tests.source.disks import without_rights
-from tests.source.driven import Driven
+from tests.source.driven import Driven, rows_of
 
 contents = st.lists(st.sampled_from([b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n", b"no newline"]), max_size=9).map(
     b"".join
@@ -98,6 +103,20 @@ def test_a_file_that_shrank_or_changed_before_the_committed_position_is_refused(
     (tmp_path / "a.txt").write_text(now)
     with pytest.raises(CheckpointError, match=says):
         resumed(tmp_path / "a.txt", committed)
+
+
+@pytest.mark.parametrize(("line", "is_noticed"), [("CHANGED\n", False), ("longer than before\n", True)])
+def test_an_edit_in_the_middle_of_what_was_read_is_noticed_if_it_moves_what_follows(
+    tmp_path: Path, line: str, is_noticed: bool
+) -> None:
+    lines = [f"{k:07}\n" for k in range(1000)]
+    committed = started(tmp_path, "".join(lines), 1000)
+    (tmp_path / "a.txt").write_text("".join([*lines[:500], line.rjust(8, " "), *lines[501:]]))
+    if is_noticed:
+        with pytest.raises(CheckpointError, match="is not what it was when it was read to byte 8000"):
+            resumed(tmp_path / "a.txt", committed)
+    else:
+        assert not len(resumed(tmp_path / "a.txt", committed).drain())
 
 
 def test_a_last_line_that_went_on_after_it_was_read_is_refused(tmp_path: Path) -> None:
@@ -211,10 +230,19 @@ def test_paths_that_are_not_files_are_refused_at_once(tmp_path: Path) -> None:
         find_line_files(f"{tmp_path}/*")
 
 
-def test_a_name_that_no_column_can_hold_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.log")).write_text("x\n")
-    with pytest.raises(SourceError, match="is not valid UTF-8: rename the file, or narrow the pattern"):
-        find_line_files(f"{tmp_path}/*.log")
+def test_a_file_whose_name_is_not_utf8_is_read_like_the_others_and_its_name_is_shown_escaped(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.log")).write_text("x\ny\n")
+    (tmp_path / "a.log").write_text("z\n")
+    driven = Driven(FileInput(f"{tmp_path}/*.log", TextParser()))
+    records = driven.drain()
+    rows = rows_of(pickle.loads(pickle.dumps(driven.slices(records))))
+    shown = f"{tmp_path}/caf\\xe9.log"
+    assert [(row["value"], row["path"]) for row in rows] == [("z", f"{tmp_path}/a.log"), ("x", shown), ("y", shown)]
+    assert driven.originals(records)[1].origin["path"] == shown
+    driven.finish(records[:2])
+    assert driven.description == f"1 of 2 files, {shown} to line 1"
+    again = resumed(f"{tmp_path}/*.log", driven.committed())
+    assert again.values(again.drain()) == [b"y"]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_taken_as_it_stands(tmp_path: Path) -> None:
@@ -227,18 +255,58 @@ def test_a_file_whose_name_looks_like_a_pattern_is_taken_as_it_stands(tmp_path: 
     [
         ("{folder}/*.nothing", "nothing matches .*nothing"),
         ("{folder}", "is a directory: write '.*\\*'"),
-        ("s3://bucket/key", "is a URL"),
-        ("{folder}/packed.zst", "unpack or convert it"),
+        (
+            "s3://bucket/key",
+            "is a URL, and Files reads local paths: mount it and write .* Spark through Frame",
+        ),
+        ("abfss://c@a.dfs.core.windows.net/key", "is a URL"),
+        ("dbfs:/mnt/orders/*.jsonl", "is a URL, .*: write '/dbfs/mnt/orders/\\*.jsonl', where Databricks mounts it"),
+        ("dbfs:/Volumes/a/b/c", "write '/Volumes/a/b/c', where"),
+        ("file:///data/orders", "write '/data/orders'"),
+        ("{folder}/packed.zst", "packed.zst' is not a file of lines, and Files reads plain text and .gz: unpack or"),
+        ("{folder}/packed.snappy", "packed.snappy' is not a file of lines, and Files reads plain text and .gz: unpack"),
         ("{folder}/packed.tar.gz", "unpack or convert it"),
         ([], "no path was given"),
     ],
 )
 def test_paths_that_make_no_sense_are_refused_by_name(tmp_path: Path, paths: str | list[str], says: str) -> None:
-    for name in ("packed.zst", "packed.tar.gz"):
+    for name in ("packed.zst", "packed.snappy", "packed.tar.gz"):
         (tmp_path / name).write_bytes(b"x")
     given = paths.format(folder=tmp_path) if isinstance(paths, str) else paths
     with pytest.raises(SourceError, match=says):
         find_line_files(given)
+
+
+@pytest.mark.parametrize(
+    ("head", "codec"),
+    [
+        (gzip.compress(b"x"), "gzip, and its name does not end in .gz"),
+        (bz2.compress(b"x"), "bzip2"),
+        (lzma.compress(b"x"), "xz"),
+        (pa.compress(b"x", "zstd", asbytes=True), "zstd"),
+        (b"\xff\x06\x00\x00sNaPpY\x01", "snappy"),
+        (b"PK\x03\x04\x14", "zip"),
+        (b"Obj\x01\x04", "Avro"),
+    ],
+    # The bytes of a gzip hold the time, and names of tests have to be the same in all workers.
+    ids=["gzip", "bzip2", "xz", "zstd", "snappy", "zip", "avro"],
+)
+@pytest.mark.parametrize("follow_s", [None, 1.0])
+def test_a_packed_file_is_refused_by_its_content_whatever_its_name(
+    tmp_path: Path, head: bytes, codec: str, follow_s: float | None
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(head)
+    driven = Driven(FileInput(tmp_path / "a.jsonl", TextParser(), follow_s=follow_s))
+    says = rf"a\.jsonl is packed \({re.escape(codec)}\), and Files reads plain text and \.gz: unpack it"
+    with pytest.raises(SourceError, match=says):
+        driven.input.plan(10, 1)
+
+
+def test_a_folder_whose_name_looks_like_a_url_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders:").mkdir()
+    (tmp_path / "orders:" / "a.txt").write_text("x\n")
+    assert len(find_line_files("orders:/*.txt")) == 1
 
 
 @pytest.fixture

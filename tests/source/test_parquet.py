@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -177,6 +178,29 @@ def test_a_file_that_changed_since_the_checkpoint_is_refused(tmp_path: Path, cha
         Driven(ParquetInput(tmp_path, NUMBERS), committed)
 
 
+def test_a_codec_that_is_not_read_is_refused_with_the_file_and_the_codecs_that_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", ["one", "two"])
+    # In the footer a column's codec (field 4, an enum) follows its path. Snappy is 1, and LZO is 3.
+    snappy, lzo = b"\x18\x05value\x15\x02", b"\x18\x05value\x15\x06"
+    content = path.read_bytes()
+    assert content.count(snappy) == 1
+    path.write_bytes(content.replace(snappy, lzo))
+    driven = Driven(ParquetInput(path, NUMBERS))
+    slices = driven.slices(driven.drain())
+    says = r"a\.parquet cannot be unpacked \(.*LZO.*\), and snappy, gzip, zstd, lz4 and brotli are read: write it anew"
+    with pytest.raises(InputChanged, match=says):
+        rows_of(slices)
+
+
+def test_a_file_whose_name_is_not_utf8_is_read_like_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ["one", "two"]).rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet"))
+    assert schema_of(tmp_path) == NUMBERS
+    driven = Driven(ParquetInput(tmp_path, NUMBERS))
+    records = driven.drain()
+    assert [row["value"] for row in rows_of(driven.slices(records))] == ["one", "two"]
+    assert driven.origins(records)["path"].to_pylist() == [f"{tmp_path}/\\xff.parquet"] * 2
+
+
 def test_a_file_that_changes_while_it_is_read_is_an_error_never_other_records(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", ["one", "two"])
     driven = Driven(ParquetInput(path, NUMBERS))
@@ -203,6 +227,7 @@ def test_a_directory_stands_for_the_parquet_files_in_it_as_in_spark(tmp_path: Pa
         ("{folder}/by", "holds a column in its name"),
         ("{folder}/text.parquet", "is no Parquet file, or a damaged one"),
         ("s3://bucket/key", "is a URL"),
+        ("dbfs:/mnt/a/*.parquet", "write '/dbfs/mnt/a/"),
     ],
 )
 def test_paths_that_make_no_sense_are_refused(tmp_path: Path, paths: str, says: str) -> None:

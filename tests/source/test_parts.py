@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from acker_client.source.records.input import Chosen
+from acker_client.source.records.input import Answered, Chosen
 from acker_client.source.records.parts import Parts
 from acker_client.source.records.ranges import Ranges
 
@@ -88,6 +88,7 @@ class PartsBesideTheirTwin(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
+        assert self.parts.all_answered == sum(self.parts.answered.values(), Answered())
         for partition, done in self.parts.done.items():
             positions = np.arange(self.end[partition])
             missing = set(positions.tolist()) - self.exists[partition]

@@ -899,6 +899,8 @@ def test_the_files_that_a_source_writes_are_no_input_of_it(cluster: Cluster) -> 
         ({"lease_s": float("nan")}, "lease_s=nan"),
         ({"checkpoint": "missing/c"}, "its directory does not exist"),
         ({"checkpoint": "."}, "is a directory"),
+        ({"checkpoint": "dbfs:/mnt/c"}, "is a URL, and checkpoint is a local path: write '/dbfs/mnt/c', where"),
+        ({"dead_letters": "s3://bucket/dead"}, "is a URL, and dead_letters is a local path: mount it"),
         ({"checkpoint": "c", "dead_letters": "./c"}, "are the same file"),
         ({"checkpoint": "c", "dead_letters": "c.lock"}, "are the same file"),
     ],

@@ -120,6 +120,24 @@ def test_a_wrong_setting_is_named(conf: SparkSession, key: str, value: str, said
         settings_of(conf)
 
 
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("spark.acker.server", "spark.acker.servers"),
+        ("spark.acker.budget_seconds", "spark.acker.budgetSeconds"),
+        ("spark.acker.on.unreachable", "spark.acker.onUnreachable"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest_one(conf: SparkSession, key: str, nearest: str) -> None:
+    conf.conf.set("spark.acker.servers", "a:1")
+    conf.conf.set(key, "x")
+    try:
+        with pytest.raises(SessionError, match=rf"{key} is no setting of the acker: the nearest is {nearest}; correct"):
+            settings_of(conf)
+    finally:
+        conf.conf.unset(key)
+
+
 def test_a_java_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path / "old" / "bin" / "java", "echo 'openjdk version \"1.8.0_402\"' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))

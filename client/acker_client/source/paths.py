@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from acker_client.source.disk import to_read
+from acker_client.source.disk import to_mount, to_read
 from acker_client.source.errors import InputChanged, SourceError
 from acker_client.source.records.ranges import Positions
 
@@ -24,7 +24,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of the input: its absolute path, and the path as the user wrote it."""
+    """A file of the input: its absolute path, and the path as the user wrote it, in characters that columns and logs
+    can hold (see ``printable``)."""
 
     path: str
     shown: str
@@ -52,8 +53,15 @@ def find_files(
             path = os.path.abspath(shown)
             real = _real(path, folders)
             if real not in found or _links(path, real) < _links(found[real].path, real):
-                found[real] = Found(path, shown)
-    return [file for file in found.values() if _is_there(file.shown, asker, may_be_gone=may_be_none)]
+                # One string in memory where the two are equal, because there may be a million files.
+                name = printable(shown)
+                found[real] = Found(path, path if path == name else name)
+    return [file for file in found.values() if _is_there(file, asker, may_be_gone=may_be_none)]
+
+
+def printable(path: str) -> str:
+    """Return ``path`` with each byte that is not valid UTF-8 as ``\\xff``."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def check_not_own(found: Iterable[Found], own_files: Iterable[Path], asker: str, paths: Paths) -> None:
@@ -78,8 +86,11 @@ def origins_of(stretches: Sequence[tuple[str, Positions]], what: str) -> pa.Reco
 
 
 def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]], *, may_be_none: bool) -> list[str]:
-    if "://" in pattern:
-        raise SourceError(f"{asker}: {pattern!r} is a URL, and {asker} reads local paths: mount it or copy it first")
+    if advice := to_mount(pattern):
+        raise SourceError(
+            f"{asker}: {pattern!r} is a URL, and {asker} reads local paths: {advice}, or read it with Spark through"
+            " Frame"
+        )
     if os.path.isdir(pattern):
         return in_directory(pattern)
     matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
@@ -89,16 +100,11 @@ def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]], 
     return files
 
 
-def _is_there(shown: str, asker: str, *, may_be_gone: bool) -> bool:
+def _is_there(file: Found, asker: str, *, may_be_gone: bool) -> bool:
     """Whether the file exists. Raises ``SourceError`` if it is no regular file, or if it is missing but required."""
+    shown = file.shown
     try:
-        shown.encode()
-    except UnicodeEncodeError:
-        raise SourceError(
-            f"{asker}: the name of {shown!r} is not valid UTF-8: rename the file, or narrow the pattern"
-        ) from None
-    try:
-        mode = os.stat(shown).st_mode
+        mode = os.stat(file.path).st_mode
     except OSError as error:
         if may_be_gone and isinstance(error, FileNotFoundError):
             return False

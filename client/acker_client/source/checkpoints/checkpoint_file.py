@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +32,9 @@ VERSION = 2
 
 # The key of the content, by version.
 _CONTENT = {1: "progress", 2: "partitions"}
+
+# The text over which the digest goes.
+_COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 # Error numbers for a lock that another process holds.
 _HELD = (errno.EAGAIN, errno.EACCES)
@@ -107,28 +110,11 @@ class CheckpointFile:
 
         Raises :class:`CheckpointError` if it cannot be written; the old one then remains.
         """
-        partitions = [
-            {
-                "partition": name,
-                "done": each.done.to_runs(),
-                "mark": dict(each.mark),
-                "answered": each.answered.to_json(),
-            }
-            for name, each in committed.items()
-        ]
-        saved = {
-            "format": FORMAT,
-            "version": VERSION,
-            "source": self.source,
-            "input": self.kind,
-            **self._signature(),
-            "partitions": partitions,
-            "digest": digest_of(partitions),
-        }
+        head = {"format": FORMAT, "version": VERSION, "source": self.source, "input": self.kind, **self._signature()}
         draft = self.path.with_name(self.path.name + ".new")
         try:
             with open(draft, "wb") as file:
-                file.write(content_of(saved))
+                file.writelines(content_of(head, committed))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, self.path)
@@ -178,14 +164,24 @@ def _of_version_1(progress: dict[str, Any]) -> dict[str, Committed]:
     }
 
 
-def content_of(saved: dict[str, Any]) -> bytes:
-    """Return the file's content as bytes, with one line per partition, because a partition may hold many numbers."""
-    partitions = ",\n".join("  " + json.dumps(each) for each in saved["partitions"])
-    head = "".join(f" {json.dumps(key)}: {json.dumps(saved[key])},\n" for key in saved if key != "partitions")
-    return f'{{\n{head} "partitions": [\n{partitions}\n ]\n}}\n'.encode()
+def content_of(head: Mapping[str, Any], committed: Mapping[str, Committed]) -> Iterator[bytes]:
+    """Yield the file's content: ``head``, one line per partition, and their digest.
+
+    It is never in memory as a whole, because there may be a million partitions, and one may hold many numbers.
+    """
+    digest, comma = hashlib.blake2b(b"[", digest_size=16), ""
+    yield b"{\n" + "".join(f" {json.dumps(key)}: {json.dumps(head[key])},\n" for key in head).encode()
+    yield b' "partitions": ['
+    for name, each in committed.items():
+        done, answered = each.done.to_runs(), each.answered.to_json()
+        entry = {"partition": name, "done": done, "mark": dict(each.mark), "answered": answered}
+        digest.update(f"{comma}{_COMPACT.encode(entry)}".encode())
+        yield f"{comma}\n  {json.dumps(entry)}".encode()
+        comma = ","
+    digest.update(b"]")
+    yield f'\n ],\n "digest": "{digest.hexdigest()}"\n}}\n'.encode()
 
 
 def digest_of(content: object) -> str:
     """Return a checksum over the content of a checkpoint."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
+    return hashlib.blake2b(_COMPACT.encode(content).encode(), digest_size=16).hexdigest()

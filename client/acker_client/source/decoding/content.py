@@ -96,6 +96,15 @@ def renamed(path: str, inode: int) -> str | None:
         return None
 
 
+def paths_by_inode(folder: str) -> dict[int, str]:
+    """Return the paths in ``folder`` by inode; nothing if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.inode(): entry.path for entry in entries}
+    except OSError:
+        return {}
+
+
 def _unpacked(part: LinePart, packed: Packed, start: int, stop: int) -> bytes:
     stream = STREAMS.take_stream(part.file, packed.digest, start) or _stream(part, packed)
     try:

@@ -1,8 +1,9 @@
 """Checkpointing: when the checkpoint is written, and with what content.
 
-Decides when it is written (with each batch, or once in ``commit_interval_s``, and at once before another source takes
-over a partition), which records count as done in it (``guarantee``), and how many holes a partition may have in it.
-Writes only the partitions of this run; in a group, only the partitions that this source owns.
+Decides when it is written (with each batch, or once in ``commit_interval_s``, less often if a write is slow, and at
+once before another source takes over a partition), which records count as done in it (``guarantee``), and how many
+holes a partition may have in it. Writes only the partitions of this run; in a group, only the partitions that this
+source owns.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from acker_client.source.engine.options import Options, checkpoint_store
@@ -25,6 +26,12 @@ log = logging.getLogger("acker_client.source")
 
 # Maximum number of holes (stretches of open records before done ones) of a partition. With more, it is paused.
 HOLES_MAX = 100_000
+
+# A write has all partitions. With very many it is slow, and a run that wrote with each batch would do little else. So a
+# pause follows a write of at least SLOW_S: PAUSES times its length, at most PAUSE_MAX_S.
+SLOW_S = 1.0
+PAUSES = 9
+PAUSE_MAX_S = 60.0
 
 
 class Checkpointing:
@@ -93,14 +100,15 @@ class Checkpointing:
                 )
 
     def is_due(self, now: float) -> bool:
-        """Return whether something is unsaved and ``commit_interval_s`` has passed."""
+        """Return whether something is unsaved, and the interval or the pause after the last write has passed."""
         return self._store is not None and bool(self._unsaved) and now >= self._due_s
 
-    def save(self, parts: Parts[Any], now: float) -> Sequence[str]:
+    def save(self, parts: Parts[Any], clock: Callable[[], float]) -> Sequence[str]:
         """Write unsaved partitions. Returns the partitions that another source owns by now, which were not written."""
         if self._store is None or not self._unsaved:
             return ()
-        self._due_s = now + self._options.commit_interval_s
+        begun_s = clock()
+        self._due_s = begun_s + self._options.commit_interval_s
         unsaved, self._unsaved = self._unsaved, set()
         for partition in sorted(unsaved):
             done = self._done(parts, partition)
@@ -113,10 +121,20 @@ class Checkpointing:
                 raise
             log.warning("%s", fenced)
             return fenced.partitions
+        finally:
+            self._pause(begun_s, clock())
         return ()
+
+    def _pause(self, begun_s: float, ended_s: float) -> None:
+        took_s = ended_s - begun_s
+        if took_s < SLOW_S:
+            return
+        pause_s = min(PAUSES * took_s, PAUSE_MAX_S)
+        self._due_s = max(self._due_s, ended_s + pause_s)
+        log.info("the checkpoint took %.1f s to write: the next write comes after %.0f s", took_s, pause_s)
 
     def _done(self, parts: Parts[Any], partition: str) -> Ranges:
         """Return the positions that a restart skips, with at most ``HOLES_MAX`` holes."""
         if self._options.guarantee is Guarantee.AT_LEAST_ONCE:
             return parts.done[partition].first_holes(HOLES_MAX)
-        return parts.done.get(partition, Ranges()).union(Ranges.below(parts.reach[partition]))
+        return parts.done.get(partition, Ranges()).union(Ranges.below(parts.reach(partition)))

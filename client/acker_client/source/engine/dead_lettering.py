@@ -16,7 +16,6 @@ from acker_client.source.errors import SourceError, TooManyDeadLetters
 from acker_client.source.records.by_reason import by_reason
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.in_flight import Failures, InFlight
-from acker_client.source.records.input import Answered
 from acker_client.source.records.parts import Lookup
 from acker_client.source.records.stores import DeadLetterStore
 from acker_client.source.records.tracker import RecordNumbers
@@ -106,7 +105,7 @@ class DeadLettering:
         first, so that the sum contains them once.
         """
         share_max, counts = self._options.max_dead_share, self._in_flight.counts
-        answered = sum(self._lookup.parts.answered.values(), Answered())
+        answered = self._lookup.parts.all_answered
         read, dead = answered.records + self._in_flight.tracker.open_records, answered.dead + len(spent)
         if dead <= DEAD_MIN or dead <= share_max * read:
             return

@@ -12,6 +12,7 @@ from typing import Any, Literal, Required, TypedDict
 from acker_client.cluster.registration import check_seconds
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
 from acker_client.source.dead_letters.letters_file import DeadLetterCall, DeadLetterFile
+from acker_client.source.disk import to_mount
 from acker_client.source.engine.environment import Environment
 from acker_client.source.records.assignment import Assignment
 from acker_client.source.records.dead_letter import DeadLetter
@@ -37,8 +38,8 @@ class CommonOptions(TypedDict, total=False):
     ``guarantee``: "at_least_once"; "at_most_once": records are saved as done before they are emitted; "no_guarantee":
     records are done once they are emitted, whatever their outcome. The last two never retry. ``commit_interval_s``:
     shortest time between two writes of the checkpoint (0: write with each batch), except when a partition is revoked
-    and at the end. ``group``: the source's membership of a group that shares the partitions among its sources;
-    ``checkpoint`` must then be a ``SharedCheckpointStore``.
+    and at the end; longer after a write of more than a second. ``group``: the source's membership of a group that
+    shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
 
     ``held``: False for records whose trees outlive their batch, such as those that ``hand_on`` gives to another job.
     Each record is ACKED as soon as everything derived from it is done, even long after its batch was settled. A record
@@ -205,6 +206,8 @@ class Options:
             if not isinstance(path, Path):
                 either = "the path of a file, a function" if option == "dead_letters" else "the path of a file"
                 raise ValueError(f"{option}={path!r}: give {either}, or a {store.__name__}")
+            if advice := to_mount(str(path)):
+                raise ValueError(f"{option}={str(path)!r} is a URL, and {option} is a local path: {advice}")
             if path.is_dir():
                 raise ValueError(f"{option}={str(path)!r} is a directory: give a file in it")
             if not path.absolute().parent.is_dir():

@@ -193,14 +193,14 @@ class Partitions:
     # -- finished records
 
     def commit_if_due(self, now: float) -> None:
-        """Write the checkpoint if something is unsaved and ``commit_interval_s`` has passed."""
+        """Write the checkpoint if it is due."""
         if self._checkpointing.is_due(now):
             self.commit()
 
     def commit(self) -> Sequence[str]:
         """Write the checkpoint. Drops and returns the partitions that another source owns by now."""
         self.retire_finished()
-        fenced = self._checkpointing.save(self._parts, self._environment.clock())
+        fenced = self._checkpointing.save(self._parts, self._environment.clock)
         self._drop_partitions(fenced)
         return fenced
 

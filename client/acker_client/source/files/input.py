@@ -17,19 +17,24 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from acker_client.source.decoding.content import LinePart, open_part, read_content, renamed
+from acker_client.source.decoding.content import LinePart, open_part, paths_by_inode, read_content
 from acker_client.source.decoding.lines import LINE_BYTES_MAX, LineSlice, Parser, find_lines
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_files import BLOCK_BYTES, Block, FileMark, LineFile, line_file
-from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of
+from acker_client.source.files.line_files import BLOCK_BYTES, CODECS, Block, FileMark, LineFile, line_file
+from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of, printable
 from acker_client.source.records.balance import sliced
 from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.records.ranges import Ranges
 
 log = logging.getLogger("acker_client.source")
 
-PACKED = frozenset({".bz2", ".xz", ".zst", ".lz4", ".zip", ".tgz", ".tar", ".parquet", ".orc", ".avro"})
+# Ends of names of files that are packed, or not made of lines.
+PACKED = frozenset(
+    {".7z", ".arrow", ".avro", ".br", ".bz2", ".deflate", ".feather", ".lz", ".lz4", ".lzma", ".lzo", ".lzo_deflate"}
+    | {".orc", ".parquet", ".rar", ".snappy", ".sz", ".tar", ".tbz2", ".tgz", ".txz", ".xz", ".z", ".zip", ".zlib"}
+    | {".zst", ".zstd"}
+)
 # A listing may miss a file that is renamed meanwhile. A file counts as removed once this many listings missed it.
 MISSING_MAX = 2
 
@@ -41,6 +46,8 @@ class Listing:
     by_path: dict[str, Found] = field(default_factory=dict)
     by_inode: dict[int, list[str]] = field(default_factory=dict)
     inodes: dict[str, int] = field(default_factory=dict)
+    # The paths in a folder by inode, for folders in which a file is missing. Each folder is scanned once.
+    folders: dict[str, dict[int, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: Sequence[Found], *, may_be_gone: bool) -> Listing:
@@ -70,10 +77,16 @@ class Listing:
         if path in paths:
             return here  # if it does not fit, it was truncated; a later check refuses it
         replacement = here and (self.inodes[path] not in others) and path
-        for candidate in (*paths, renamed(path, inode), replacement):
+        for candidate in (*paths, self._renamed(path, inode), replacement):
             if candidate and fits(candidate):
                 return self.by_path.get(candidate) or _beside(candidate, shown)
         return None
+
+    def _renamed(self, path: str, inode: int) -> str | None:
+        folder = os.path.dirname(path)
+        if folder not in self.folders:
+            self.folders[folder] = paths_by_inode(folder)
+        return self.folders[folder].get(inode)
 
 
 class FileInput:
@@ -135,13 +148,12 @@ class FileInput:
     def plan(self, records_max: int, tasks: int) -> Plan[LinePart]:
         parts: list[LinePart] = []
         part_records = max(1, records_max // (2 * tasks))
-        while (room := records_max - sum(map(len, parts))) > 0:
-            block = self._left or self._next_block()
-            if block is None:
-                break
+        room = records_max
+        while room > 0 and (block := self._left or self._next_block()) is not None:
             part, self._left = block.cut(min(part_records, room))
             self._files[part.partition].add_part(part)
             parts.append(part)
+            room -= len(part)
         return Plan(parts, is_end=not parts and not self._is_followed)
 
     def slices(self, chosen: Sequence[Chosen[LinePart]], tasks: int) -> list[LineSlice]:
@@ -319,7 +331,10 @@ def find_line_files(paths: Paths, *, asker: str = "Files", may_be_none: bool = F
         name = Path(file.path)
         if name.suffix.lower() in PACKED or [suffix.lower() for suffix in name.suffixes[-2:]] == [".tar", ".gz"]:
             what = "use Parquet" if file.path.endswith(".parquet") else "unpack or convert it"
-            raise SourceError(f"{asker}: {file.shown!r} is not a file of lines: {what}, or narrow the pattern")
+            raise SourceError(
+                f"{asker}: {file.shown!r} is not a file of lines, and {asker} reads {CODECS}: {what}, or narrow the"
+                " pattern"
+            )
     return found
 
 
@@ -329,7 +344,7 @@ def _refuse_directory(path: str, asker: str) -> list[str]:
 
 def _beside(path: str, shown: str) -> Found:
     """Return the file at ``path``, shown like ``shown``, a file in the same folder."""
-    return Found(path, os.path.join(os.path.dirname(shown), os.path.basename(path)))
+    return Found(path, os.path.join(os.path.dirname(shown), printable(os.path.basename(path))))
 
 
 def _is_ended(file: LineFile, done: Mapping[str, Ranges]) -> bool:

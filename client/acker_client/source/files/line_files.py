@@ -31,6 +31,21 @@ BLOCK_BYTES = 4 << 20
 # A file counts as unchanged if its first bytes and the last bytes before the committed position are the same.
 MARK_BYTES = 1024
 GONE = "gone"
+CODECS = "plain text and .gz"
+# How packed files begin. A text does not begin with these bytes.
+_PACKED = {
+    b"\x1f\x8b\x08": "gzip, and its name does not end in .gz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xff\x06\x00\x00sNaPpY": "snappy",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh91AY&SY": "bzip2",
+    b"\x89LZO\x00": "lzo",
+    b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Obj\x01": "Avro",
+    b"SEQ\x06": "a SequenceFile",
+}
 FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
 
 
@@ -149,6 +164,9 @@ def line_file(partition: str, found: Found, mark: FileMark | None, inode: int | 
 class _File:
     """The common part of plain files and gz: their location."""
 
+    # There may be a million files.
+    __slots__ = ("_is_renamed", "_mark", "found", "inode", "lines", "partition")
+
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         self.partition = partition
         self.found = found
@@ -175,6 +193,8 @@ class _File:
 
 class PlainFile(_File):
     """A plain file of lines. Keeps the positions of the lines that a later mark may need."""
+
+    __slots__ = ("_byte", "_is_torn", "_known", "_line", "_parts", "_sealed", "_size")
 
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         super().__init__(partition, found, mark, inode)
@@ -225,6 +245,8 @@ class PlainFile(_File):
             before, self._size = self._size, os.fstat(file.fileno()).st_size
             if is_followed:
                 self._check_not_truncated(file, self._size)
+            if not self._byte:
+                self._refuse_packed(file)
             is_closed = not is_followed or (self._is_renamed and self._size == before)
             while self._byte < self._size:
                 starts, stop = _read_block(file, self._byte, self._size, block_bytes, is_closed=is_closed)
@@ -256,6 +278,16 @@ class PlainFile(_File):
         is_complete = self._size is not None and at >= self._size
         digest = _digest(self.found.path, self.inode, reach)
         return {"bytes": at, "complete": is_complete, "reach": reach, "digest": digest, **self._location()}
+
+    def _refuse_packed(self, file: BinaryIO) -> None:
+        """Raise ``SourceError`` for a packed file, whose lines would all fail."""
+        head = file.read(max(map(len, _PACKED)))
+        for start, codec in _PACKED.items():
+            if head.startswith(start):
+                raise SourceError(
+                    f"Files: {self.found.shown} is packed ({codec}), and Files reads {CODECS}: unpack it or name it"
+                    " right, or leave it out"
+                )
 
     def _check_not_truncated(self, file: BinaryIO, size: int) -> None:
         """Raise ``InputChanged`` if a followed file changed in any way other than by new lines at its end.
@@ -301,6 +333,8 @@ class PlainFile(_File):
 
 class GzFile(_File):
     """A gz of lines. It is read completely or not at all: ``_count_lines`` refuses a damaged or unfinished gz."""
+
+    __slots__ = ("_digest", "_is_reported", "_line", "_stat")
 
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         super().__init__(partition, found, mark, inode)

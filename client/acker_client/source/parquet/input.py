@@ -27,7 +27,7 @@ from acker_client.source.decoding.lines import Offsets, ReadRows
 from acker_client.source.decoding.values import jsonable
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of
+from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of, printable
 from acker_client.source.records.balance import sliced
 from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.records.ranges import Ranges
@@ -36,6 +36,7 @@ log = logging.getLogger("acker_client.source")
 
 ROWS_TOGETHER = 16_384
 HEAD_BYTES = 1024
+CODECS = "snappy, gzip, zstd, lz4 and brotli"
 FOOTER_BYTES_MAX = 16 << 20
 FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
 
@@ -270,7 +271,9 @@ def _stat_of(path: str) -> tuple[int, int]:
 def open_parquet(path: str, shown: str) -> pq.ParquetFile:
     """Open a file. Raises ``InputChanged`` if it cannot be read, ``NoParquet`` if it is no Parquet."""
     try:
-        return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+        # pyarrow takes a path that is not valid UTF-8 only as bytes, and only here.
+        source = path if path == printable(path) else pa.OSFile(os.fsencode(path))
+        return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
     except OSError as error:
         what = error.strerror or str(error)
         raise InputChanged(f"{shown} cannot be read ({what}): {to_read(error)}") from None
@@ -321,13 +324,27 @@ def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
     wanted = chosen.positions - part.group_start
     with open_parquet(part.partition, part.shown) as file:
         schema, at = normal_schema(file), 0
-        for rows in file.iter_batches(batch_size=ROWS_TOGETHER, row_groups=[part.group]):
+        for rows in _row_batches(file, part):
             first, last = np.searchsorted(wanted, (at, at + rows.num_rows)).tolist()
             if first < last:
                 yield _normal_rows(rows, schema, wanted[first:last] - at)
             at += rows.num_rows
             if last == len(wanted):
                 return
+
+
+def _row_batches(file: pq.ParquetFile, part: RowPart) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the part's row group. Raises ``InputChanged`` if they cannot be unpacked.
+
+    The planner cannot check the codec: pyarrow ends the process if it is asked for one that it does not know.
+    """
+    try:
+        yield from file.iter_batches(batch_size=ROWS_TOGETHER, row_groups=[part.group])
+    except OSError as error:
+        raise InputChanged(
+            f"Parquet: {part.shown} cannot be unpacked ({error}), and {CODECS} are read: write it anew with one of"
+            " these, or leave it out"
+        ) from None
 
 
 def converted(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> tuple[pa.RecordBatch, dict[int, str]]:

@@ -84,6 +84,9 @@ class Answered:
     def __add__(self, other: Answered) -> Answered:
         return Answered(self.records + other.records, self.dead + other.dead)
 
+    def __sub__(self, other: Answered) -> Answered:
+        return Answered(self.records - other.records, self.dead - other.dead)
+
     def to_json(self) -> list[int]:
         return [self.records, self.dead]
 

@@ -25,13 +25,14 @@ NOTHING = Ranges()
 
 class Parts(Generic[P]):
     """The open parts of one run. For each partition, over this and earlier runs: the ``done`` positions, and the number
-    of ``answered`` records."""
+    of ``answered`` records (``all_answered``: their sum)."""
 
-    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "answered", "done")
+    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "all_answered", "answered", "done")
 
     def __init__(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
         self.done = dict(done)
         self.answered = dict(answered or {})
+        self.all_answered = sum(self.answered.values(), Answered())
         self._reach = {partition: ranges.prefix for partition, ranges in done.items()}
         self._parts: list[P] = []
         self._firsts: list[int] = []
@@ -45,13 +46,14 @@ class Parts(Generic[P]):
 
     @property
     def most_holes(self) -> int:
-        """Number of holes (stretches of open positions before done ones) in the partition with the most holes."""
-        return max((ranges.holes for ranges in self.done.values()), default=0)
+        """Number of holes (stretches of open positions before done ones) in the partition with the most holes, among
+        the partitions of open parts: a million partitions may be done."""
+        partitions = {part.partition for part in self._parts}
+        return max((self.done.get(partition, NOTHING).holes for partition in partitions), default=0)
 
-    @property
-    def reach(self) -> dict[str, int]:
-        """The position to be planned next, by partition."""
-        return dict(self._reach)
+    def reach(self, partition: str) -> int:
+        """Return the position of ``partition`` to be planned next."""
+        return self._reach[partition]
 
     def full(self, opened: Callable[[int, int], int], limit: int, holes_max: int) -> set[str]:
         """Return partitions with at least ``limit`` open records, or with an open record and at least ``holes_max``
@@ -69,7 +71,7 @@ class Parts(Generic[P]):
         """Begin partitions with the positions that are ``done`` so far. Drops the run's earlier data about them."""
         for partition, ranges in done.items():
             self.revoke(partition)
-            self.answered[partition] = (answered or {}).get(partition, Answered())
+            self._add_answered(partition, (answered or {}).get(partition, Answered()))
             self.done[partition] = ranges
             self._reach[partition] = ranges.prefix
 
@@ -111,7 +113,7 @@ class Parts(Generic[P]):
     def revoke(self, partition: str) -> None:
         """Drop the progress of a partition that another source owns now."""
         self.done.pop(partition, None)
-        self.answered.pop(partition, None)
+        self.all_answered -= self.answered.pop(partition, Answered())
         self._reach.pop(partition, None)
         self._changed.discard(partition)
 
@@ -145,6 +147,7 @@ class Parts(Generic[P]):
 
     def _add_answered(self, partition: str, more: Answered) -> None:
         self.answered[partition] = self.answered.get(partition, Answered()) + more
+        self.all_answered += more
 
     def _widen(self, partition: str, ranges: Ranges) -> None:
         self.done[partition] = self.done.get(partition, Ranges()).union(ranges)

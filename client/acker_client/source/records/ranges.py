@@ -109,11 +109,16 @@ class Ranges:
 
     def first_holes(self, holes: int) -> Ranges:
         """The lowest ranges, with at most ``holes`` holes between them."""
+        if self.holes <= holes:
+            return self
         kept = holes + (self.prefix > 0)
         return Ranges(self.starts[:kept], self.stops[:kept])
 
     def to_runs(self) -> list[int]:
         """Return alternating lengths: done, open, done ... The first is the prefix and may be 0. The last is done."""
+        if self.holes == 0 and len(self.stops):
+            # Nearly all of a million small files.
+            return [int(self.stops[0])]
         bounds = np.stack((self.starts, self.stops), axis=1).ravel()
         lengths: list[int] = np.diff(np.append(0, bounds)).tolist()
         return lengths[1:] if self.prefix else [0, *lengths]

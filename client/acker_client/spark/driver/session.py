@@ -7,6 +7,7 @@ because PySpark forks to start its JVM, and a fork beside gRPC's threads may han
 
 from __future__ import annotations
 
+import difflib
 import functools
 import gc
 import importlib
@@ -42,6 +43,7 @@ BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
 REPLICAS = "spark.acker.replicas"
 SPREAD = "spark.acker.spread"
+KEYS = (SERVERS, TOKEN, BUDGET_S, ON_UNREACHABLE, REPLICAS, SPREAD)
 # The servers of the roots of the batch that this thread works on; set by the acker.
 PINS = "spark.acker.pins"
 
@@ -63,6 +65,7 @@ def settings_of(spark: SparkSession) -> Settings:
     check_packages()
     check_session(spark)
     _check_workers(spark)
+    _check_keys(spark)
     found = _settings(
         lambda key: spark.sparkContext.getLocalProperty(key) if key == PINS else spark.conf.get(key, None)
     )
@@ -72,6 +75,17 @@ def settings_of(spark: SparkSession) -> Settings:
             f" {SERVERS_VARIABLE} in the environment of the driver; `acker serve` starts a server"
         )
     return found
+
+
+def _check_keys(spark: SparkSession) -> None:
+    """Refuse an unknown setting, which would otherwise have no effect."""
+    session: Any = spark._jsparkSession
+    # One call to the JVM. `spark.conf.getAll` makes several for each key, and every batch comes here.
+    keys = str(session.conf().getAll().keys().mkString("\n")).split("\n")
+    for key in sorted(set(keys).difference(KEYS)):
+        if key.startswith("spark.acker."):
+            (nearest,) = difflib.get_close_matches(key, KEYS, n=1, cutoff=0)
+            raise SessionError(f"{key} is no setting of the acker: the nearest is {nearest}; correct it or remove it")
 
 
 def check_session(spark: object) -> None:
