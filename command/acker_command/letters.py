@@ -7,7 +7,7 @@ is written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -71,12 +71,17 @@ def short(reason: str) -> str:
 
 
 def shown_value(letter: DeadLetter) -> str:
-    """Return the record itself, as text."""
+    """Return the record's value as text."""
     if letter.value is None:
-        return f"(not here: {letter.why_not_again})"
+        return f"(not here: {letter.why_not_again})" if letter.why_not_again else "(none)"
     if isinstance(letter.value, bytes):
         return letter.value.decode(errors="backslashreplace")
-    return "\n".join(f"{name}: {each}" for name, each in letter.value.items())
+    return listed_columns(letter.value)
+
+
+def listed_columns(columns: Mapping[str, Any]) -> str:
+    """Return columns as text, one on a line."""
+    return "\n".join(f"{name}: {each}" for name, each in columns.items())
 
 
 def time_of(seconds: float) -> str:
@@ -105,5 +110,7 @@ def json_of(letter: DeadLetter) -> dict[str, Any]:
         "last": datetime.fromtimestamp(letter.last_s, UTC).isoformat(timespec="milliseconds"),
         "origin": dict(letter.origin),
         "value": value,
+        "schema": letter.schema,
+        "columns": None if letter.columns is None else dict(letter.columns),
         "can_be_put_back": not letter.why_not_again,
     }

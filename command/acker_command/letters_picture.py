@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acker_client.source.records.dead_letter import DeadLetter
-from acker_command.letters import Alike, short, shown_value, time_of
+from acker_command.letters import Alike, listed_columns, short, shown_value, time_of
 
 # Outside a terminal a line may be long, but shows at most this many characters of a reason.
 REASON_WIDTH = 100
@@ -55,7 +55,8 @@ def whole(letter: DeadLetter) -> RenderableType:
     }.items():
         table.add_row(Text(name, "bold"), value)
     parts: list[RenderableType] = [table]
-    for title, text in (("reason", letter.reason), ("record", shown_value(letter))):
+    columns = [] if letter.columns is None else [("other columns", listed_columns(letter.columns))]
+    for title, text in (("reason", letter.reason), ("record", shown_value(letter)), *columns):
         parts += [Text(), Text(title, "bold"), Text(text)]
     return Group(*parts)
 

@@ -129,6 +129,25 @@ def test_one_is_shown_whole(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (shown["value"], shown["can_be_put_back"]) == ({"id": 6, "sku": "ä"}, True)
 
 
+def test_a_record_of_kafka_is_shown_with_its_headers_and_one_without_a_value_can_be_put_back(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {"key": {"base64": "/w=="}, "headers": [{"key": "a", "value": None}]}
+    letters = DeadLetterFile(folder / "kafka.jsonl")
+    letters.write([letter(1, value=None, schema="key binary, value binary", columns=columns)])
+    letters.close()
+    assert printed(capsys, "kafka.jsonl", "--show", "1").splitlines()[-6:] == [
+        "record",
+        "(none)",
+        "",
+        "other columns",
+        "key: {'base64': '/w=='}",
+        "headers: [{'key': 'a', 'value': None}]",
+    ]
+    shown = json.loads(printed(capsys, "kafka.jsonl", "--show", "1", "--json"))
+    assert (shown["schema"], shown["columns"], shown["can_be_put_back"]) == ("key binary, value binary", columns, True)
+
+
 def test_those_that_are_chosen_are_put_back_and_what_has_no_record_stays(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

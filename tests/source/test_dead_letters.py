@@ -6,6 +6,8 @@ import base64
 import fcntl
 import json
 import os
+import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from acker_client.source import Retry
 from acker_client.source.dead_letters import letters_file as dead_letters
 from acker_client.source.dead_letters.letters_file import DeadLetterFile
+from acker_client.source.decoding.lines import LINE_BYTES_MAX
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
 from tests.source.disks import forbidden, full, room_for
@@ -80,8 +83,26 @@ def test_a_torn_letter_of_a_crash_does_not_spoil_the_next_one(tmp_path: Path) ->
     assert json.loads(path.read_text().splitlines()[-1])["value"] == "whole"
 
 
+def test_a_file_of_letters_and_a_directory_made_for_it_are_for_their_user_alone(tmp_path: Path) -> None:
+    letters = DeadLetterFile(tmp_path / "dead" / "letters.jsonl")
+    letters.write([letter()])
+    letters.close()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (letters.path.parent, letters.path)] == [0o700, 0o600]
+
+
+def test_a_directory_and_a_file_of_letters_that_exist_keep_their_modes(tmp_path: Path) -> None:
+    path = tmp_path / "dead.jsonl"
+    path.touch()
+    path.chmod(0o640)
+    tmp_path.chmod(0o750)
+    letters = DeadLetterFile(path)
+    letters.write([letter()])
+    letters.close()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (tmp_path, path)] == [0o750, 0o640]
+
+
 def test_a_file_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "dead.jsonl"
+    path = tmp_path / "missing" / "deeper" / "dead.jsonl"
     with pytest.raises(SourceError, match=rf"cannot be written to {path} .*: create its directory.* Nothing is lost"):
         DeadLetterFile(path).write([letter()])
 
@@ -127,17 +148,34 @@ values = st.one_of(
 )
 
 
-@given(values, st.text(max_size=50))
-def test_a_letter_that_is_read_back_is_the_one_that_was_written(value: Any, reason: str) -> None:
-    written = letter(value, reason)
+columns = st.none() | st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=5), max_size=3)
+
+
+@given(values, st.text(max_size=50), st.text(max_size=9), columns)
+def test_a_letter_that_is_read_back_is_the_one_that_was_written(
+    value: Any, reason: str, schema: str, columns: dict[str, Any] | None
+) -> None:
+    written = replace(letter(value, reason), schema=schema, columns=columns)
     assert DeadLetter.of_json(written.to_json()) == written
+
+
+def test_a_record_without_a_value_can_be_put_back_and_one_that_could_not_be_read_cannot() -> None:
+    assert replace(letter(None), columns={"key": None}).why_not_again == ""
+    assert letter(None).why_not_again == "the input could not give its record once more"
+
+
+def test_a_value_of_sixteen_mebibytes_is_kept_whole() -> None:
+    whole = letter(b"\0" * VALUE_BYTES_MAX)
+    line = whole.to_json()
+    assert DeadLetter.of_json(line) == whole
+    assert len(line) < LINE_BYTES_MAX
 
 
 def test_a_letter_that_was_cut_says_so_when_it_is_read_back_and_stays_cut() -> None:
     line = letter(b"a" * (VALUE_BYTES_MAX + 5)).to_json()
     read = DeadLetter.of_json(line)
     assert read.value_bytes == VALUE_BYTES_MAX + 5
-    assert read.why_not_again == "it has only the beginning of the record, which has 1,048,581 bytes"
+    assert read.why_not_again == "it has only a part of the record, which has 16,777,221 bytes"
     assert read.to_json() == line
 
 
@@ -156,6 +194,8 @@ def test_text_that_is_not_a_letter_is_refused(line: str) -> None:
         ('"value": "x"', '"value": "x", "bytes": "many"'),
         ('"value": "x"', '"value": ' + "[" * 100_000),
         ('"failed": 4', '"failed": Infinity'),
+        ('"value": "x"', '"value": "x", "schema": 5'),
+        ('"value": "x"', '"value": "x", "columns": ["x"]'),
     ],
 )
 def test_a_badly_edited_letter_counts_as_damaged(field: str, damaged: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import random
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -841,28 +842,58 @@ def read_letters(kafka: MockKafka, topic: str) -> list[tuple[str, dict[str, Any]
     return [(row["key"].decode(), json.loads(row["value"])) for row in rows]
 
 
-def test_dead_letters_are_in_the_topic_when_write_returns_and_one_that_is_too_long_is_cut(kafka: MockKafka) -> None:
+def test_dead_letters_are_in_the_topic_when_write_returns(kafka: MockKafka) -> None:
     topic = kafka.new_topic(prefix="dead")
     store = KafkaTopic(topic, bootstrap_servers=kafka.servers, timeout_s=10)
     assert isinstance(store, DeadLetterStore)
     store.open()
-    store.write([letter(b"bad", 3), letter(b"\xff", 4), letter(None, 5), letter(b"\\" * 2_000_000, 6)])
+    store.write([letter(b"bad", 3), letter(b"\xff", 4), letter(None, 5)])
     written = dict(read_letters(kafka, topic))
-    assert sorted(written) == [f"orders:0:{offset}" for offset in (3, 4, 5, 6)]
+    assert sorted(written) == [f"orders:0:{offset}" for offset in (3, 4, 5)]
     one = written["orders:0:3"]
     assert (one["value"], one["reason"], one["offset"]) == ("bad", "ValueError: bad", 3)
     assert (written["orders:0:4"]["value_base64"], written["orders:0:5"]["value"]) == ("/w==", None)
-    cut = written["orders:0:6"]
-    assert (cut["bytes"], set(cut["value"])) == (2_000_000, {"\\"})
-    assert 100_000 < len(cut["value"]) < 500_000
     store.close()
+
+
+VALUES: list[Any] = [
+    b"\\" * 2_000_000,
+    random.Random(5).randbytes(1_500_000),
+    "\u00e4".encode() * 700_000,
+    {"sku": "a" * 1_000_000, "qty": 1},
+    b"a" * 999_000,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", VALUES, ids=["escaped", "binary", "text", "columns", "just too long"])
+def test_a_letter_that_is_too_long_for_a_message_comes_in_parts_that_hold_all_of_it(
+    kafka: MockKafka, value: Any
+) -> None:
+    topic = kafka.new_topic(prefix="dead")
+    store = KafkaTopic(topic, bootstrap_servers=kafka.servers, timeout_s=10)
+    columns = None if isinstance(value, dict) else {"key": "k", "headers": [{"key": "a", "value": None}]}
+    store.write([replace(letter(value), schema="key binary", columns=columns), letter(b"next", 4)])
+    store.close()
+    messages = read_letters(kafka, topic)
+    parts = [DeadLetter.of_json(json.dumps(text)) for key, text in messages if key == "orders:0:3"]
+    assert [text["value"] for key, text in messages if key == "orders:0:4"] == ["next"]
+    whole = json.dumps(value).encode() if isinstance(value, dict) else value
+    assert 1 < len(parts) < 10
+    assert all(part.value_bytes == len(whole) for part in parts)
+    assert (parts[0].schema, parts[0].columns, dict(parts[0].origin)) == ("key binary", columns, letter(b"").origin)
+    found = {part.origin.get("from_byte", 0): part.value for part in parts}
+    assert list(found) == sorted(found)
+    assert b"".join(each for each in found.values() if isinstance(each, bytes)) == whole
+    assert all("only a part of the record" in part.why_not_again for part in parts)
 
 
 def test_a_letter_whose_record_has_a_key_as_large_as_a_message_is_no_endless_loop(kafka: MockKafka) -> None:
     store = KafkaTopic(kafka.new_topic(), bootstrap_servers=kafka.servers, timeout_s=10)
     store.open()
     keyed = letter(b"bad")
-    with pytest.raises(SourceError, match=r"dead letters cannot be written to topic .*[Mm]essage size too large"):
+    says = r"dead letters cannot be written to topic .*[Mm]essage size too large.*: raise message.max.bytes in config"
+    with pytest.raises(SourceError, match=says):
         store.write([replace(keyed, origin={**keyed.origin, "key": "k" * 1_200_000})])
     store.write([replace(keyed, origin={**keyed.origin, "key": "k" * 10_000})])
     store.close()

@@ -898,6 +898,7 @@ def test_the_files_that_a_source_writes_are_no_input_of_it(cluster: Cluster) -> 
         ({"deadline_s": 0}, "deadline_s=0"),
         ({"lease_s": float("nan")}, "lease_s=nan"),
         ({"checkpoint": "missing/c"}, "its directory does not exist"),
+        ({"dead_letters": "missing/deeper/dead"}, "its directory does not exist"),
         ({"checkpoint": "."}, "is a directory"),
         ({"checkpoint": "dbfs:/mnt/c"}, "is a URL, and checkpoint is a local path: write '/dbfs/mnt/c', where"),
         ({"dead_letters": "s3://bucket/dead"}, "is a URL, and dead_letters is a local path: mount it"),

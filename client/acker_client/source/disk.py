@@ -1,4 +1,4 @@
-"""Advice for files that cannot be read or written, and for URLs; durable creation of files."""
+"""Advice for files that cannot be read or written, and for URLs; durable and private creation of files."""
 
 from __future__ import annotations
 
@@ -53,3 +53,8 @@ def sync_directory(path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file, as an ``opener``. A file that this creates belongs to this user alone (0600)."""
+    return os.open(path, flags, 0o600)

@@ -2,7 +2,8 @@
 
 ``records.retry`` decides which records become dead letters, and ``engine.dead_lettering`` whether there are too many. A
 source that dies right after a write may write the same letters again, so a letter is written at least once. The file is
-locked during writes, so that ``put_back`` can remove letters while a source runs.
+locked during writes, so that ``put_back`` can remove letters while a source runs. A letter holds all of a record, so a
+file or directory that is created here is for the user of the source alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from acker_client.error_text import shorten
-from acker_client.source.disk import sync_directory, to_write
+from acker_client.source.disk import open_private, sync_directory, to_write
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import DeadLetter
 
@@ -42,14 +43,17 @@ class DeadLetterFile:
         return str(self.path)
 
     def open(self) -> None:
-        """Open the file, and create it if it does not exist. Raises :class:`SourceError`."""
+        """Open the file. Creates it, and its directory, for this user alone if they do not exist. Raises
+        :class:`SourceError`."""
         self._open_file()
 
     def _open_file(self) -> FileIO:
         if self._file is None:
             try:
+                with contextlib.suppress(FileExistsError):
+                    self.path.parent.mkdir(0o700)
                 # Unbuffered: a buffer would keep data that could not be written, and write it on close.
-                file = FileIO(self.path, "ab+")
+                file = FileIO(self.path, "ab+", opener=open_private)
                 try:
                     sync_directory(self.path)
                 except OSError:

@@ -131,6 +131,9 @@ class DeadLettering:
                 last_s=now_s,
                 origin=original.origin,
                 value=original.value,
+                value_bytes=original.value_bytes,
+                schema=original.schema,
+                columns=original.columns,
             )
 
     def _reason(self, reason: str) -> str:

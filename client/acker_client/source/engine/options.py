@@ -210,7 +210,9 @@ class Options:
                 raise ValueError(f"{option}={str(path)!r} is a URL, and {option} is a local path: {advice}")
             if path.is_dir():
                 raise ValueError(f"{option}={str(path)!r} is a directory: give a file in it")
-            if not path.absolute().parent.is_dir():
+            folder = path.absolute().parent
+            # The file of dead letters makes the last directory of its path, so that this one is private.
+            if not (folder.is_dir() or (option == "dead_letters" and folder.parent.is_dir())):
                 raise ValueError(f"{option}={str(path)!r}: its directory does not exist; create it first")
         if isinstance(self.dead_letters, Path) and isinstance(self.checkpoint, Path):
             taken = {os.path.abspath(path) for path in (self.checkpoint, *_beside(self.checkpoint))}

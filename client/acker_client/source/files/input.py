@@ -18,7 +18,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from acker_client.source.decoding.content import LinePart, open_part, paths_by_inode, read_content
+from acker_client.source.decoding.json_lines import JsonParser
 from acker_client.source.decoding.lines import LINE_BYTES_MAX, LineSlice, Parser, find_lines
+from acker_client.source.decoding.values import ddl_of
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.files.line_files import BLOCK_BYTES, CODECS, Block, FileMark, LineFile, line_file
@@ -164,7 +166,10 @@ class FileInput:
         return origins_of([(each.part.shown, each.positions + 1) for each in chosen], "line")
 
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
-        return [original for each in chosen for original in _originals(each, self._located(each.part))]
+        found = [original for each in chosen for original in _originals(each, self._located(each.part))]
+        if not isinstance(self.parser, JsonParser):
+            return found
+        return [replace(original, schema=ddl_of(self.parser.schema)) for original in found]
 
     def advance(self, partition: str, done: Ranges) -> None:
         self._files[partition].forget_positions(done)

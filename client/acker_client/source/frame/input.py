@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from acker_client.source.decoding.values import jsonable
+from acker_client.source.decoding.values import ddl_of, json_rows
 from acker_client.source.errors import CheckpointError
 from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.records.ranges import Positions, Ranges
@@ -112,11 +112,11 @@ class FrameInput:
         return pa.RecordBatch.from_arrays([pa.array(partitions), pa.array(rows)], names=["partition", "row"])
 
     def originals(self, chosen: Sequence[Chosen[FramePart]]) -> list[Original]:
-        values = self._read_rows(chosen, self._frame.columns).to_pylist()
+        rows = self._read_rows(chosen, self._frame.columns)
         places = [(each.partition, row) for each in self.slices(chosen, 1) for row in each.rows.tolist()]
         return [
-            Original(self._origin(partition, row, value), {name: jsonable(each) for name, each in value.items()})
-            for (partition, row), value in zip(places, values, strict=True)
+            Original(self._origin(partition, row, value), value, schema=ddl_of(rows.schema))
+            for (partition, row), value in zip(places, json_rows(rows), strict=True)
         ]
 
     def advance(self, partition: str, done: Ranges) -> None:
@@ -139,4 +139,4 @@ class FrameInput:
     def _origin(self, partition: int, row: int, value: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._key:
             return {"partition": partition, "row": row}
-        return {"key": {name: jsonable(value[name]) for name in self._key}}
+        return {"key": {name: value[name] for name in self._key}}

@@ -76,6 +76,10 @@ def error_of(error: Any, what: str, connection: KafkaConnection, trouble: str) -
             f"Kafka: no broker at {connection.servers} has answered for {what} in {connection.timeout_s:g} s ({why}):"
             " check bootstrap_servers, the brokers, and the security settings in config"
         )
+    if code == codes.MSG_SIZE_TOO_LARGE:
+        return SourceError(
+            f"Kafka: {what}: {why}: raise message.max.bytes in config, and the topic's max.message.bytes"
+        )
     return SourceError(f"Kafka: {what}: {why}")
 
 

@@ -1,35 +1,39 @@
 """Dead letters in a Kafka topic. All in-sync replicas have a letter before its record counts as done.
 
-A message is the same line of JSON as in a file of dead letters. Its key is the origin of the record. A source that
-dies right after a write may write the same letters again, so a letter is written at least once.
+A message is the same line of JSON as in a file of dead letters. Its key is the origin of the record. A letter that does
+not fit into a message becomes several, each with a part of the value, so that nothing of the record is lost. A source
+that dies right after a write may write the same letters again, so a letter is written at least once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from acker_client.source.errors import SourceError
 from acker_client.source.kafka.connection import library
 from acker_client.source.kafka.names import KafkaConnection
 from acker_client.source.kafka.topic_writer import TopicWriter
-from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
 
 # The default of message.max.bytes, and the room for all parts of a message other than its key and value.
 MESSAGE_BYTES_MAX = 1_000_000
 AROUND_BYTES = 1024
 # The origin contains the record's own key, which may be as large as a message.
 KEY_BYTES_MAX = 4096
+# A letter is not cut if the rest of it leaves less room than this for the value.
+PART_BYTES_MIN = 4096
 
 
 class KafkaTopic:
     """A topic as a ``DeadLetterStore``: ``dead_letters=KafkaTopic("orders.dead", bootstrap_servers=...)``.
 
     ``config``: settings of librdkafka (TLS, SASL, ``compression.type``). A value that does not fit into
-    ``message.max.bytes`` is cut, and ``bytes`` holds its original length. ``timeout_s``: how long to wait for brokers.
-    Needs the extra ``kafka``.
+    ``message.max.bytes`` comes in several letters of the same key: ``bytes`` holds its whole length, and ``from_byte``
+    where the part begins in all but the first. ``timeout_s``: how long to wait for brokers. Needs the extra ``kafka``.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class KafkaTopic:
     def write(self, letters: Iterable[DeadLetter]) -> None:
         """Send ``letters`` and return when they are durable. Raises :class:`SourceError` if that fails."""
         try:
-            self._open_writer().write(self.topic, (self._message(letter) for letter in letters))
+            self._open_writer().write(self.topic, chain.from_iterable(map(self._messages, letters)))
         except SourceError as error:
             # After a failed write the producer drops its messages, and may drop the next ones too. Use a new one.
             self._writer = None
@@ -78,22 +82,33 @@ class KafkaTopic:
             self._writer = writer
         return self._writer
 
-    def _message(self, letter: DeadLetter) -> tuple[bytes, bytes]:
+    def _messages(self, letter: DeadLetter) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the letter as one message, or as several, each with a part of the value."""
         key = ":".join(str(part) for part in letter.origin.values()).encode(errors="surrogatepass")[:KEY_BYTES_MAX]
-        text = _bytes_of(letter)
-        room = max(0, self._message_bytes_max - len(key) - AROUND_BYTES)
-        # JSON escapes need extra room, so cut again until the text fits.
-        kept = room
-        while len(text) > room and kept:
-            text, kept = _bytes_of(_shortened(letter, kept)), kept // 2
-        return key, text
+        room = self._message_bytes_max - len(key) - AROUND_BYTES
+        text, value = _bytes_of(letter), _value_of(letter)
+        is_whole = len(text) <= room and len(value) <= VALUE_BYTES_MAX
+        if is_whole or room - len(_bytes_of(replace(letter, value=b""))) < PART_BYTES_MIN:
+            yield key, text  # a text without room for the value is refused: nothing is lost
+            return
+        start, first = 0, replace(letter, value_bytes=letter.value_bytes or len(value))
+        rest = replace(first, schema="", columns=None)
+        while start < len(value):
+            part = replace(rest, origin={**letter.origin, "from_byte": start}) if start else first
+            count = min(room, VALUE_BYTES_MAX)
+            # JSON escapes need extra room, so cut again until the text fits.
+            while len(text := _bytes_of(replace(part, value=value[start : start + count]))) > room:
+                count //= 2
+            yield key, text
+            start += count
 
 
 def _bytes_of(letter: DeadLetter) -> bytes:
     return letter.to_json().encode(errors="surrogatepass")
 
 
-def _shortened(letter: DeadLetter, bytes_max: int) -> DeadLetter:
-    """Return the letter with the first ``bytes_max`` bytes of its value, and the original length in its origin."""
-    whole = letter.value if isinstance(letter.value, bytes) else json.dumps(letter.value, ensure_ascii=False).encode()
-    return replace(letter, origin={**letter.origin, "bytes": len(whole)}, value=whole[:bytes_max])
+def _value_of(letter: DeadLetter) -> bytes:
+    """Return the bytes of the value; of columns, those of their JSON."""
+    if isinstance(letter.value, Mapping):
+        return json.dumps(dict(letter.value), ensure_ascii=False).encode(errors="surrogatepass")
+    return letter.value or b""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from acker_client.cluster.handed_on import HandedOn, taken_up
 from acker_client.source.decoding.lines import ReadRows
-from acker_client.source.decoding.values import jsonable
+from acker_client.source.decoding.values import ddl_of, json_value, jsonable
 from acker_client.source.errors import SourceError
 from acker_client.source.kafka.names import At, KafkaConnection
 from acker_client.source.kafka.reader import Fetched, Gone, Reader, reader_of
@@ -43,6 +43,7 @@ SCHEMA = pa.schema(
         ("headers", HEADERS),
     ]
 )
+DDL = ddl_of(SCHEMA)
 # The offsets between two chosen ones are not read if the gap is larger than this.
 APART = 2_000
 
@@ -120,15 +121,16 @@ def columns_of(part: KafkaPart, fetched: Fetched) -> pa.RecordBatch:
 
 
 def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
-    """Read records again, and return their origin (topic, partition, offset, and the key if any) and value (bytes)."""
+    """Read records again, and return their origin (topic, partition, offset, and the key if any), value (bytes), and
+    other columns. The columns are None for a record that cannot be read."""
     part = chosen.part
-    found: dict[int, tuple[bytes | None, bytes | None]] = {}
+    found: dict[int, Original] = {}
     try:
         for _, fetched in read_chosen(reader, chosen):
-            found |= zip(fetched.offsets.tolist(), zip(fetched.keys, fetched.values, strict=True), strict=True)
+            found |= ((offset, _original(part, fetched, row)) for row, offset in enumerate(fetched.offsets.tolist()))
     except SourceError as error:
         log.warning("records of %s could not be read once more: %s", part.partition, error)
-    return [_original(part, offset, *found.get(offset, (None, None))) for offset in chosen.positions.tolist()]
+    return [found.get(offset) or Original(_origin(part, offset, None), None) for offset in chosen.positions.tolist()]
 
 
 def are_there(reader: Reader, chosen: Chosen[KafkaPart]) -> list[bool]:
@@ -167,9 +169,22 @@ def _taken_up(part: KafkaPart, offset: int, headers: Sequence[tuple[str, bytes |
         return []
 
 
-def _original(part: KafkaPart, offset: int, key: bytes | None, value: bytes | None) -> Original:
+def _original(part: KafkaPart, fetched: Fetched, row: int) -> Original:
+    offset, key, value = int(fetched.offsets[row]), fetched.keys[row], fetched.values[row]
+    origin = _origin(part, offset, key)
+    if row in fetched.unreadable:
+        return Original(origin, value)
+    milliseconds, headers = int(fetched.timestamps_ms[row]), fetched.headers[row]
+    columns: dict[str, Any] = {
+        "timestamp": None if milliseconds < 0 else json_value(pa.scalar(milliseconds, pa.timestamp("ms", "UTC"))),
+        "headers": None if headers is None else [{"key": name, "value": jsonable(each)} for name, each in headers],
+    }
+    return Original(origin, value, schema=DDL, columns={"key": None, **columns} if key is None else columns)
+
+
+def _origin(part: KafkaPart, offset: int, key: bytes | None) -> dict[str, Any]:
     origin: dict[str, Any] = {"topic": part.topic, "partition": part.number, "offset": offset}
-    return Original(origin if key is None else origin | {"key": jsonable(key)}, value)
+    return origin if key is None else origin | {"key": jsonable(key)}
 
 
 def _keep_chosen(positions: Positions, fetched: Fetched) -> tuple[Positions, Fetched]:

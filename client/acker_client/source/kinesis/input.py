@@ -9,14 +9,14 @@ Each record is read once, here in the driver, and held until it is done. The hel
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import pyarrow as pa
 
 from acker_client.backoff import Clock, Random, Sleep
+from acker_client.source.decoding.values import ddl_of, json_rows
 from acker_client.source.errors import CheckpointError, SourceError
 from acker_client.source.kinesis.connection import (
     LATEST,
@@ -132,7 +132,7 @@ class KinesisInput:
         return pa.RecordBatch.from_pylist([{"stream": self._name, **row} for row in rows], schema)
 
     def originals(self, chosen: Sequence[Chosen[RecordPart]]) -> list[Original]:
-        return [self._original(row) for each in chosen for row in shown(each).to_pylist()]
+        return [original for each in chosen for original in self._originals(shown(each))]
 
     def advance(self, partition: str, done: Ranges) -> None:
         self._shards[partition].advance(done)
@@ -417,10 +417,11 @@ class KinesisInput:
     def _name(self) -> str:
         return self._stream.arn.rpartition("/")[2]
 
-    def _original(self, row: Mapping[str, Any]) -> Original:
-        origin = {"stream": self._name}
-        origin |= {name: row[name] for name in ("shard", "sequence_number", "partition_key")}
-        return Original(origin, row["data"])
+    def _originals(self, rows: pa.RecordBatch) -> Iterator[Original]:
+        names = ["shard", "sequence_number", "partition_key"]
+        origins, columns = json_rows(rows.select(names)), json_rows(rows.select(["arrival_timestamp"]))
+        for origin, value, others in zip(origins, rows.column("data").to_pylist(), columns, strict=True):
+            yield Original({"stream": self._name, **origin}, value, schema=ddl_of(rows.schema), columns=others)
 
 
 def _is_nothing(answer: ReadAnswer) -> bool:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from acker_client.source.decoding.lines import Offsets, ReadRows
-from acker_client.source.decoding.values import jsonable
+from acker_client.source.decoding.values import ddl_of, json_rows
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of, printable
@@ -141,7 +141,7 @@ class ParquetInput:
         return origins_of([(each.part.shown, each.positions) for each in chosen], "row")
 
     def originals(self, chosen: Sequence[Chosen[RowPart]]) -> list[Original]:
-        return [original for each in chosen for original in _originals(each)]
+        return [original for each in chosen for original in _originals(each, self.schema)]
 
     def advance(self, partition: str, done: Ranges) -> None:
         """Do nothing: this input keeps no data of parts."""
@@ -449,10 +449,16 @@ def _nulls(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
 
 
-def _originals(chosen: Chosen[RowPart]) -> list[Original]:
+def _originals(chosen: Chosen[RowPart], schema: pa.Schema) -> list[Original]:
+    """Read rows again, and return all columns of the file, those of ``schema`` as they are in the rows of the source.
+    Columns of a row that does not fit are as in the file."""
     origins = [{"path": chosen.part.shown, "row": position} for position in chosen.positions.tolist()]
+    values: list[dict[str, Any]] = []
     try:
-        rows = [row for batch in read_rows(chosen) for row in batch.to_pylist()]
+        for rows in read_rows(chosen):
+            columns, unreadable = converted(rows, schema, chosen.part.shown)
+            for row, (given, made) in enumerate(zip(json_rows(rows), json_rows(columns), strict=True)):
+                values.append(given if row in unreadable else given | made)
     except SourceError:
         return [Original(origin, None) for origin in origins]
-    return [Original(origin, jsonable(row)) for origin, row in zip(origins, rows, strict=True)]
+    return [Original(origin, value, schema=ddl_of(schema)) for origin, value in zip(origins, values, strict=True)]

@@ -1,12 +1,16 @@
 """Reads records from dead letters, as rows like the original ones.
 
-A record is a line of a file of dead letters, and its position is the position of the line. A row has the original text
-with its path and line, or the columns of a schema. A record that becomes a dead letter again keeps its first origin.
+A record is a line of a file of dead letters, and its position is the position of the line. A row has the columns of its
+source: those that the letters name, or the original text with its path and line. It may also be converted to the
+columns of a schema. A record that becomes a dead letter again keeps its first origin.
 """
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +20,9 @@ import pyarrow as pa
 from acker_client.source.decoding.content import LinePart
 from acker_client.source.decoding.json_lines import JsonParser
 from acker_client.source.decoding.lines import Lines, not_utf8
-from acker_client.source.decoding.values import of_json
-from acker_client.source.files.input import FileInput
+from acker_client.source.decoding.values import ddl_of, jsonable, of_json
+from acker_client.source.files.input import FileInput, find_line_files
+from acker_client.source.paths import Paths
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.input import Chosen, Original
 
@@ -30,33 +35,49 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LetterParser:
-    """Parses letters into rows of ``schema``; without one into ``value string, path string, line bigint``."""
+    """Parses letters into rows of ``schema``; without one into ``value string, path string, line bigint``.
+
+    ``ddl``: the columns that every letter has to name, "" for lines of text; None: letters of any source are converted
+    to the columns of ``schema``.
+    """
 
     schema: pa.Schema | None = None
+    ddl: str | None = None
 
     def parse(self, lines: Lines) -> tuple[pa.RecordBatch, dict[int, str]]:
         schema = TEXT if self.schema is None else self.schema
+        ddl = "" if self.schema is None else ddl_of(self.schema)
         rows: list[pa.RecordBatch] = [pa.RecordBatch.from_pylist([], schema)]
         unreadable: dict[int, str] = {}
         for index in range(len(lines)):
             try:
-                rows.append(self._row(letter_of(lines.line(index)), lines, index))
+                rows.append(self._row(letter_of(lines.line(index)), lines, index, ddl))
             except Unreadable as error:
                 unreadable[index] = str(error)
                 rows.append(pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema))
         return pa.concat_batches(rows), unreadable
 
-    def _row(self, letter: DeadLetter | str, lines: Lines, index: int) -> pa.RecordBatch:
+    def _row(self, letter: DeadLetter | str, lines: Lines, index: int, ddl: str) -> pa.RecordBatch:
+        """Return the one row of a letter. ``ddl``: the columns of the row, "" for a line of text."""
         if isinstance(letter, str):
             raise Unreadable(f"{lines.where(index)}: {letter}")
         if letter.why_not_again:
             raise Unreadable(f"{letter.where}: {letter.why_not_again}: read it where it stands")
-        if isinstance(letter.value, bytes):
-            line = _line_of(letter, letter.value, lines.part)
-            return _text_row(letter, line) if self.schema is None else _json_row(line, self.schema)
-        if self.schema is None:
-            raise Unreadable(f"{letter.where}: the letter holds columns: give PutBack the schema that they had")
-        return _columns_row(letter, self.schema)
+        if self.ddl is not None and letter.schema != self.ddl:
+            raise Unreadable(
+                f"{letter.where}: its columns are {letter.schema!r}, and those of the first letter {self.ddl!r}: put"
+                " back letters of one source at a time, or give PutBack a schema"
+            )
+        if isinstance(letter.value, Mapping):
+            if self.schema is None:
+                raise Unreadable(f"{letter.where}: the letter holds columns: give PutBack the schema that they had")
+            return _columns_row(letter, letter.value, self.schema)
+        if self.schema is not None and letter.columns is not None and letter.schema == ddl:
+            return _columns_row(letter, _whole_row(letter, letter.columns, self.schema), self.schema)
+        if letter.value is None:
+            raise Unreadable(f"{letter.where}: the record has no value: give PutBack the schema {letter.schema!r}")
+        line = _line_of(letter, letter.value, lines.part)
+        return _text_row(letter, line) if self.schema is None else _json_row(line, self.schema)
 
 
 class PutBackInput(FileInput):
@@ -67,6 +88,18 @@ class PutBackInput(FileInput):
 
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
         return [_first_original(original) for original in super().originals(chosen)]
+
+
+def first_columns(paths: Paths) -> str:
+    """Return the columns that the first readable letter names; "" if it names none, or if there is no letter yet."""
+    for found in find_line_files(paths, asker=PutBackInput.asker, may_be_none=True):
+        opened: Any = gzip.open if found.path.endswith(".gz") else open
+        with suppress(EOFError, OSError, zlib.error), opened(found.path, "rb") as file:  # reading reports the error
+            for line in file:
+                letter = letter_of(line)
+                if isinstance(letter, DeadLetter) and not letter.why_not_again:
+                    return letter.schema
+    return ""
 
 
 def letter_of(line: bytes) -> DeadLetter | str:
@@ -80,7 +113,9 @@ def letter_of(line: bytes) -> DeadLetter | str:
 def _first_original(line: Original) -> Original:
     """Return the original of the record inside a dead letter; ``line`` itself if the line is not a letter."""
     letter = letter_of(line.value) if isinstance(line.value, bytes) else ""
-    return line if isinstance(letter, str) else Original(letter.origin, letter.value)
+    if isinstance(letter, str):
+        return line
+    return Original(letter.origin, letter.value, letter.value_bytes, letter.schema, letter.columns)
 
 
 def _line_of(letter: DeadLetter, value: bytes, part: LinePart) -> Lines:
@@ -119,11 +154,18 @@ def _json_row(line: Lines, schema: pa.Schema) -> pa.RecordBatch:
     return row
 
 
-def _columns_row(letter: DeadLetter, schema: pa.Schema) -> pa.RecordBatch:
-    value: Any = letter.value
-    assert isinstance(value, Mapping)
+def _whole_row(letter: DeadLetter, columns: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any]:
+    """Return all columns of a row. The letter's value is the one that is neither in its origin nor in ``columns``."""
+    columns = {**letter.origin, **columns}
+    lacking = [field.name for field in schema if field.name not in columns]
+    if len(lacking) != 1:
+        raise Unreadable(f"{letter.where}: its letter is damaged: it lacks the columns {lacking}, not one")
+    return {**columns, lacking[0]: jsonable(letter.value)}
+
+
+def _columns_row(letter: DeadLetter, row: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
     try:
-        row = {field.name: of_json(value.get(field.name), field.type) for field in schema}
-        return pa.RecordBatch.from_pylist([row], schema)
+        values = {field.name: of_json(row.get(field.name), field.type) for field in schema}
+        return pa.RecordBatch.from_pylist([values], schema)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise Unreadable(f"{letter.where}: a value does not fit its column ({error})") from None

@@ -9,20 +9,23 @@ from acker_client.source.engine.environment import arrow_schema
 from acker_client.source.engine.given import options_of
 from acker_client.source.engine.options import CommonOptions
 from acker_client.source.engine.source import Source
+from acker_client.source.errors import SourceError
 from acker_client.source.files.files import TEXT_SCHEMA
 from acker_client.source.paths import Paths
-from acker_client.source.put_back.input import LetterParser, PutBackInput
+from acker_client.source.put_back.input import LetterParser, PutBackInput, first_columns
 from acker_client.source.records.input import Input
 
 
 class PutBack(Source):
     """Reads records again that ``acker dead-letters --put-back`` has put into files.
 
-    ``paths``: these files. ``schema``: leave it out for records that ``Files`` reads as text. Their rows are ``value
-    string, path string, line bigint`` again, with the original path and line. For JSON lines, and for inputs with
-    columns such as Parquet, give the columns of the original rows. A record that becomes a dead letter again keeps its
-    first origin. ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for ``Files``.
-    ``options``: see ``CommonOptions``.
+    ``paths``: these files. The rows are those that the source had: with all columns of Kafka, Kinesis, Parquet, a
+    frame or JSON lines, or ``value string, path string, line bigint`` with the original path and line. The first letter
+    decides, so put back letters of one source at a time; a letter with other columns fails. ``schema``: the columns to
+    convert the records to, whatever source they come from. Give it for columns in letters of acker 0.2 or older, and if
+    there is no letter yet when the source starts. A record that becomes a dead letter again keeps its first origin.
+    ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for ``Files``. ``options``: see
+    ``CommonOptions``.
     """
 
     def __init__(
@@ -38,7 +41,14 @@ class PutBack(Source):
         self.follow_s = follow_s
 
     def input(self) -> tuple[Input[Any], Any]:
-        parser = LetterParser(None if self.schema is None else arrow_schema(self.schema))
+        ddl = None if self.schema is not None else first_columns(self.paths)
+        schema = self.schema if ddl is None else ddl
+        try:
+            parser = LetterParser(arrow_schema(schema) if schema else None, ddl)
+        except ValueError as error:
+            if ddl is None:
+                raise
+            raise SourceError(f"PutBack: the first letter is damaged: {error}; or give PutBack a schema") from None
         own_files, clock = self.options.own_files, self.options.clock
         input_ = PutBackInput(self.paths, parser, own_files=own_files, follow_s=self.follow_s, clock=clock)
-        return input_, TEXT_SCHEMA if self.schema is None else self.schema
+        return input_, schema or TEXT_SCHEMA

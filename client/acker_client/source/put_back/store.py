@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 
 from acker_client.source.dead_letters.letters_file import LOOK_S, is_at
-from acker_client.source.disk import sync_directory, to_read, to_write
+from acker_client.source.disk import open_private, sync_directory, to_read, to_write
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import DeadLetter
 
@@ -107,7 +107,7 @@ def _locked(path: Path, wait_s: float, *, is_made: bool) -> Iterator[FileIO]:
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
-            file = FileIO(path, "ab+" if is_made else "rb+")
+            file = FileIO(path, "ab+" if is_made else "rb+", opener=open_private)
         except OSError as error:
             is_missing = isinstance(error, FileNotFoundError) and not is_made
             fix = to_read(error) if is_missing else to_write(error)
@@ -136,7 +136,7 @@ def _replace(path: Path, file: FileIO, content: bytes) -> None:
     """Replace a file as a whole and durably; keep its permissions."""
     draft = path.with_name(f".{path.name}.new")  # hidden, so that no pattern of a following source matches it
     try:
-        with open(draft, "wb") as new:
+        with open(draft, "wb", opener=open_private) as new:
             os.fchmod(new.fileno(), os.fstat(file.fileno()).st_mode & 0o7777)
             new.write(content)
             new.flush()

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-# A longer value is cut in its letter. "bytes" then holds its full length, and the origin locates the whole record.
-VALUE_BYTES_MAX = 1 << 20
+# A longer value is cut in its letter. "bytes" then holds its full length, and the origin locates the whole record. Even
+# if JSON has to escape every byte, the line stays below the longest line that put_back reads.
+VALUE_BYTES_MAX = 16 << 20
 
 _NEEDED = {"source", "reason", "attempts", "first", "last"}
-_OWN = _NEEDED | {"value", "value_base64", "bytes"}
+_OWN = _NEEDED | {"value", "value_base64", "bytes", "schema", "columns"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,11 @@ class DeadLetter:
     and the last try (Unix seconds), the origin and the value.
 
     ``origin``: the input's own names and values (``path``, ``line``, ``byte``). ``value``: the record's bytes, or
-    columns that survive JSON; None if the input could not read the record again. ``value_bytes``: set in a letter that
-    was read from a file and holds only the beginning of the value; the full length of the value.
+    columns that survive JSON; None if the record has no value, or the input could not read it again. ``schema``: the
+    columns of the record's row as DDL text; "" for a line of text, and in a letter of an older acker. ``columns``: the
+    columns of the row that neither ``value`` nor ``origin`` holds, as they survive JSON; None if the value is the whole
+    row, or the record could not be read. ``value_bytes``: the full length of a value of which the letter holds only a
+    part.
     """
 
     source: str
@@ -35,6 +39,8 @@ class DeadLetter:
     origin: Mapping[str, Any]
     value: bytes | Mapping[str, Any] | None
     value_bytes: int | None = None
+    schema: str = ""
+    columns: Mapping[str, Any] | None = None
 
     @classmethod
     def of_json(cls, line: str) -> DeadLetter:
@@ -55,17 +61,20 @@ class DeadLetter:
             raise ValueError(f"not a dead letter: {error!r}") from None
         if not (isinstance(value_bytes, int) or value_bytes is None):
             raise ValueError(f"not a dead letter: its record has {value_bytes!r} bytes")
+        schema, columns = read.get("schema", ""), read.get("columns")
+        if not (isinstance(schema, str) and (isinstance(columns, dict) or columns is None)):
+            raise ValueError("not a dead letter: its schema is no text, or its columns are no object")
         origin = {name: each for name, each in read.items() if name not in _OWN}
         texts = (str(read["source"]), str(read["reason"]))
-        return cls(*texts, failed, interrupted, first_s, last_s, origin, value, value_bytes)
+        return cls(*texts, failed, interrupted, first_s, last_s, origin, value, value_bytes, schema, columns)
 
     @property
     def why_not_again(self) -> str:
         """Return why this letter is not enough to retry the record; "" if it is enough."""
-        if self.value is None:
+        if self.value is None and self.columns is None:
             return "the input could not give its record once more"
         if self.value_bytes is not None:
-            return f"it has only the beginning of the record, which has {self.value_bytes:,} bytes"
+            return f"it has only a part of the record, which has {self.value_bytes:,} bytes"
         return ""
 
     @property
@@ -85,7 +94,9 @@ class DeadLetter:
             **self.origin,
         }
         cut = {} if self.value_bytes is None else {"bytes": self.value_bytes}
-        return json.dumps(letter | _value(self.value) | cut, ensure_ascii=False)
+        schema = {"schema": self.schema} if self.schema else {}
+        columns = {} if self.columns is None else {"columns": dict(self.columns)}
+        return json.dumps(letter | _value(self.value) | cut | schema | columns, ensure_ascii=False)
 
 
 def _value_of(read: Mapping[str, Any]) -> bytes | dict[str, Any] | None:

@@ -117,10 +117,14 @@ class Committed:
 @dataclass(frozen=True, slots=True)
 class Original:
     """One record as it is in the input. ``origin``: names and values that locate the record. ``value``: its bytes, or
-    columns that survive JSON; None if the record cannot be read any more."""
+    columns that survive JSON; None if it has no value, or cannot be read any more. ``value_bytes``, ``schema`` and
+    ``columns``: as in ``DeadLetter``."""
 
     origin: Mapping[str, Any]
     value: bytes | Mapping[str, Any] | None
+    value_bytes: int | None = None
+    schema: str = ""
+    columns: Mapping[str, Any] | None = None
 
 
 class Input(Protocol[P]):

@@ -43,7 +43,7 @@ BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
 REPLICAS = "spark.acker.replicas"
 SPREAD = "spark.acker.spread"
-KEYS = (SERVERS, TOKEN, BUDGET_S, ON_UNREACHABLE, REPLICAS, SPREAD)
+KEYS = (SERVERS, TOKEN, TOKEN_FILE, TLS, *TLS_FILES.values(), BUDGET_S, ON_UNREACHABLE, REPLICAS, SPREAD)
 # The servers of the roots of the batch that this thread works on; set by the acker.
 PINS = "spark.acker.pins"
 
