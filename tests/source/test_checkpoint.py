@@ -48,6 +48,21 @@ def test_a_checkpoint_of_the_version_before_is_still_read(checkpoint: Checkpoint
     assert checkpoint.load() == {"/a": Committed(Ranges.below(3), mark)}
 
 
+def test_an_identity_is_drawn_once_and_stays_with_what_the_file_held_before(checkpoint: CheckpointFile) -> None:
+    checkpoint.save(at(3))
+    assert "identity" not in json.loads(checkpoint.path.read_text())
+    assert (checkpoint.load(), checkpoint.identity()) == (at(3), "")
+    drawn = checkpoint.draw_identity()
+    again = CheckpointFile(checkpoint.path)
+    again.source, again.kind = "orders", "files"
+    # It is in the file before anything else names it.
+    assert (again.load(), again.identity(), again.draw_identity()) == (at(3), drawn, drawn)
+    again.save(at(4))
+    assert (checkpoint.load(), checkpoint.identity()) == (at(4), drawn)
+    other = CheckpointFile(checkpoint.path.with_name("other.ckpt"))
+    assert other.draw_identity() not in ("", drawn)
+
+
 def test_a_checkpoint_without_done_positions_is_refused(checkpoint: CheckpointFile) -> None:
     wrong: list[Any] = [[{"partition": "a", "done": [1, 2], "mark": {}}], [{}], "no"]
     for partitions in wrong:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_client.source import Ranges
-from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion
+from acker_client.source.kafka.offset_metadata import UNKNOWN_RUN, CommitMetadata, NewerVersion, RunId
 
 RUNS = st.tuples(
     st.integers(0, 10**12), st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), max_size=40)
@@ -28,6 +28,21 @@ def test_metadata_is_read_back_as_far_as_it_fits_with_the_exact_prefix(runs: lis
     assert len(
         CommitMetadata("orders", "host:1", done.first_holes(read.done.holes + 1)).to_text(10**6)
     ) > bytes_max or (read.done == done)
+
+
+@given(st.text(st.characters(codec="ascii"), max_size=16), st.integers(0, 2**40), st.text(max_size=8))
+def test_checkpoint_and_run_are_read_back_and_other_content_counts_as_none(
+    checkpoint: str, turn: int, id_: str
+) -> None:
+    text = CommitMetadata("orders", "h:1", Ranges.below(5), checkpoint=checkpoint, run=RunId(turn, id_)).to_text(4096)
+    read = CommitMetadata.from_text(text, 5)
+    assert read is not None
+    assert (read.checkpoint, read.run) == (checkpoint, RunId(turn, id_))
+    for wrong in (5, [1], ["1", "a"], {}, None):
+        damaged = json.dumps({**json.loads(text), "checkpoint": 5, "run": wrong})
+        read = CommitMetadata.from_text(damaged, 5)
+        assert read is not None
+        assert (read.checkpoint, read.run) == ("", UNKNOWN_RUN)
 
 
 @given(RUNS, st.integers(0, 10**6))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +32,7 @@ from acker_client.source import (
 )
 from acker_client.source.engine.environment import arrow_schema
 from acker_client.source.kafka.broker import Broker, CommittedOffset
-from acker_client.source.kafka.connection import error_of, library
+from acker_client.source.kafka.connection import Reminder, Unreachable, error_of, library
 from acker_client.source.kafka.input import KafkaInput, shared_out
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
@@ -460,6 +460,55 @@ def test_a_partition_of_the_checkpoint_that_is_gone_is_refused(kafka: MockKafka,
         input_.start({"a.txt": Committed(Ranges.below(3))})
 
 
+class Named(Broker):
+    """A broker that gives its topics these ids. The mock cluster has none."""
+
+    ids: ClassVar[dict[str, str]] = {}
+
+    def topic_ids(self, topics: Any, wait_s: float = 0.0) -> dict[str, str]:
+        return {topic: self.ids[topic] for topic in topics if topic in self.ids}
+
+
+def test_a_topic_with_another_id_than_in_the_checkpoint_is_refused_even_if_it_is_longer_now(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = kafka.new_topic(9)
+    options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", group_id=topic, refresh_s=1.0).kafka
+
+    def started(committed: Mapping[str, Committed]) -> tuple[KafkaInput, Driven]:
+        opened.append(KafkaInput(options, broker=Named, clock=lambda: now[0]))
+        return opened[-1], Driven(opened[-1], committed)
+
+    now = [0.0]
+    # Without an id in the checkpoint or at the broker, a topic is known by its name.
+    old = {f"{topic}/0": Committed(Ranges.below(3))}
+    started(old)
+    monkeypatch.setattr(Named, "ids", {topic: "first"})
+    input_, driven = started(old)
+    driven.finish(driven.plan(2))
+    committed = dict(driven.committed())
+    assert committed[f"{topic}/0"] == Committed(Ranges.below(5), {"topic_id": "first"})
+    started(committed)
+    monkeypatch.setattr(Named, "ids", {topic: "second"})
+    refused = rf"topic '{topic}' was deleted and created again: it had the id first, and has second now.*another source"
+    with pytest.raises(InputChanged, match=refused):
+        started(committed)
+    # A source that runs finds it at the next look.
+    input_.plan(1, 1)
+    now[0] = 1.0
+    with pytest.raises(InputChanged, match=refused):
+        input_.plan(1, 1)
+
+
+def test_the_error_for_a_deleted_topic_names_the_topic(kafka: MockKafka) -> None:
+    broker = Broker(KafkaConnection.of(kafka.servers, "orders", None, 0.3))
+    with pytest.raises(SourceError, match="topic 'no-such-one'"):
+        broker.offsets([At("no-such-one", 0), At("no-such-one", 1)], -1)
+    with pytest.raises(SourceError, match="topics 'no-such-one', 'no-such-two'"):
+        broker.offsets([At("no-such-two", 0), At("no-such-one", 1)], -1)
+    broker.close()
+
+
 # -- errors
 
 
@@ -546,6 +595,96 @@ def test_while_brokers_are_away_plans_are_empty(
         assert len(driven.plan(100)) == 2
     assert caplog.text.count("waiting for it") == 1
     assert "Kafka answers again" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_source_that_follows_survives_three_outages_in_the_middle_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("acker_client.source.kafka.input.PLAN_S", 0.1)
+    monkeypatch.setattr("acker_client.source.kafka.input.ANSWER_S", 0.0)
+    caplog.set_level(logging.INFO)
+    acked, outages, unanswered, ask = list[bytes](), 0, 0, Broker._ask
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        nonlocal unanswered
+        try:
+            return ask(*arguments, **options)
+        except Unreachable:
+            unanswered += 1
+            if unanswered % 6 == 0:
+                kafka.resume()
+            raise
+
+    monkeypatch.setattr(Broker, "_ask", count)
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(10)
+        options = options_of(kafka, Cluster(tmp_path), stop=None, timeout_s=0.5, checkpoint=tmp_path / "a.ckpt")
+        source = Kafka(topic, **options, batch_records=10)
+        for batch in source.batches(NO_SPARK):
+            rows = frame_of(batch).rows()
+            bad = [row for row in rows if row.value.endswith(b"5") and not batch.replays]
+            frame_of(batch).fail({row.root: "not yet" for row in bad})
+            frame_of(batch).ack(row for row in rows if row not in bad)
+            acked += [row.value for row in rows if row not in bad]
+            if outages < 3 and not batch.replays:
+                outages += 1
+                kafka.write(topic, 0, [b"%d.%d" % (outages, k) for k in range(10)])
+                kafka.pause()
+            batch.done()
+            if len(acked) == 40:
+                source.stop()
+    assert (outages, caplog.text.count("waiting for it"), caplog.text.count("Kafka answers again")) == (3, 3, 3)
+    assert unanswered >= 18
+    assert sorted(acked) == sorted(b"%d.%d" % (outage, k) for outage in range(4) for k in range(10))
+
+
+def test_members_of_a_group_keep_their_partitions_while_brokers_are_away(
+    opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acker_client.source.kafka.input.PLAN_S", 0.2)
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(5, 5)
+        input_ = kafka_input(kafka, topic, stop=None, timeout_s=0.5)
+        opened.append(input_)
+        input_.start({})
+        partitions = input_.partitions()
+        input_.assign({f"{topic}/0": Committed()})
+        assert len(input_.plan(100, 1).parts) == 1
+        kafka.pause()
+        try:
+            assert input_.partitions() == partitions
+            input_.assign({f"{topic}/1": Committed(Ranges.below(2))})
+            assert not input_.plan(100, 1).is_end
+        finally:
+            kafka.resume()
+        while not (parts := input_.plan(100, 1).parts):
+            """The broker answers after some plans."""
+        assert [(part.number, part.start, part.stop) for part in parts] == [(1, 2, 5)]
+
+
+def test_whatever_waits_for_kafka_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    reminder = Reminder("orders/0", clock=lambda: now_s)
+    for k in range(200):
+        now_s = float(k)
+        reminder.remind("no leader")
+    waited = [record.getMessage() for record in caplog.records]
+    assert waited == [
+        f"waiting for orders/0, for {seconds} s so far (last seen: no leader)" for seconds in (10, 70, 130, 190)
+    ]
+    reminder.restart()
+    reminder.remind()
+    assert len(caplog.records) == 4
+
+
+def test_a_task_that_gets_nothing_from_its_broker_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = iter(range(10_000))
+    reader = Reader(KafkaConnection.of("127.0.0.1:1", "waits", None, 150.0), clock=lambda: float(next(now_s)))
+    reader._consumer = Delivering([Delivered(0)])
+    with pytest.raises(SourceError, match=r"Kafka gave nothing of orders/0 from offset 1, .* for 150 s"):
+        list(reader.read(At("orders", 0), 0, 3))
+    assert 2 <= caplog.text.count("waiting for orders/0 from Kafka at 127.0.0.1:1") <= 3
 
 
 def test_a_slice_without_its_broker_ends_with_an_error(opened: list[KafkaInput]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from acker_client.source.errors import CheckpointError, Fenced
 from acker_client.source.records.input import Answered, Committed
 from acker_client.source.records.ranges import Ranges
-from acker_client.source.records.stores import CheckpointStore
+from acker_client.source.records.stores import CheckpointStore, IdentifiedCheckpointStore
 from acker_client.source.zookeeper.group import ZooKeeperGroup
 from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 from acker_client.source.zookeeper.offsets import Offset
@@ -192,6 +192,18 @@ def test_a_node_says_which_run_has_written_it(alone: Callable[..., ZooKeeperOffs
     store.sign(Run(7, 4711))
     store.save({"clicks/3": below(1)})
     assert json.loads(nodes_of(store)[NODE].content)["by"].endswith(", session 7, pid 4711")
+
+
+def test_the_sources_of_a_group_and_all_later_runs_see_one_identity() -> None:
+    group = Group()
+    (_, _, one), (_, _, two) = group.join("a"), group.join("b")
+    assert isinstance(one, IdentifiedCheckpointStore)
+    assert (one.identity(), two.identity()) == ("", "")
+    drawn = one.draw_identity()
+    assert drawn
+    assert two.draw_identity() == two.identity() == one.draw_identity() == drawn
+    assert group.join("c")[2].identity() == drawn
+    assert Group().join("a")[2].draw_identity() != drawn
 
 
 def test_a_deleted_lock_is_acquired_again(alone: Callable[..., ZooKeeperOffsets]) -> None:

@@ -1,9 +1,9 @@
 """The checkpoint file: one JSON file that says how far a source is done. It is written completely or not at all.
 
-Content: the version, the source, the kind of input, a digest over the partitions, and (for people) the last writer. For
-each partition: the done records as run lengths, the input's mark, and the number of answered records. This module
-decides which files are refused, and never which records are done. A lock on a file beside the checkpoint lets only one
-process use it.
+Content: the version, the source, the kind of input, a digest over the partitions, and (for people) the last writer. The
+identity too, once the input has asked for it. For each partition: the done records as run lengths, the input's mark,
+and the number of answered records. This module decides which files are refused, and never which records are done. A
+lock on a file beside the checkpoint lets only one process use it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -41,14 +42,18 @@ _HELD = (errno.EAGAIN, errno.EACCES)
 
 
 class CheckpointFile:
-    """The checkpoint file of one source: a ``SignedCheckpointStore``. ``wall``: Unix seconds."""
+    """The checkpoint file of one source: a ``SignedCheckpointStore`` and an ``IdentifiedCheckpointStore``.
 
-    __slots__ = ("_by", "_lock", "_wall", "kind", "path", "source")
+    ``wall``: Unix seconds.
+    """
+
+    __slots__ = ("_by", "_identity", "_lock", "_wall", "kind", "path", "source")
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
         self.path = path
         self._wall = wall
         self._by: Committer | None = None
+        self._identity = ""
         self.source = ""
         self.kind = ""
         self._lock: IO[bytes] | None = None
@@ -83,6 +88,19 @@ class CheckpointFile:
     def sign(self, by: Committer) -> None:
         self._by = by
 
+    def identity(self) -> str:
+        """Return the identity of the last loaded state; "" if it has none."""
+        return self._identity
+
+    def draw_identity(self) -> str:
+        """Return the identity. Writes the file again if it has none yet. Raises :class:`CheckpointError`."""
+        if not self._identity:
+            committed = self.load()
+            if not self._identity:
+                self._identity = secrets.token_hex(8)
+                self.save(committed)
+        return self._identity
+
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
@@ -100,6 +118,7 @@ class CheckpointFile:
             ) from None
         head = self._head
         saved = head.parse(content, lambda saved: digest_of(saved.get(_CONTENT[saved["version"]])))
+        self._identity = str(saved.get("identity") or "")
         try:
             return _of_version_1(saved["progress"]) if saved["version"] == 1 else _committed(saved["partitions"])
         except (KeyError, OverflowError, TypeError, ValueError) as error:
@@ -110,7 +129,15 @@ class CheckpointFile:
 
         Raises :class:`CheckpointError` if it cannot be written; the old one then remains.
         """
-        head = {"format": FORMAT, "version": VERSION, "source": self.source, "input": self.kind, **self._signature()}
+        identity = {"identity": self._identity} if self._identity else {}
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "source": self.source,
+            "input": self.kind,
+            **identity,
+            **self._signature(),
+        }
         draft = self.path.with_name(self.path.name + ".new")
         try:
             with open(draft, "wb") as file:

@@ -20,7 +20,12 @@ from acker_client.source.records.guarantee import Guarantee
 from acker_client.source.records.input import Answered, Committed, Input
 from acker_client.source.records.parts import Parts
 from acker_client.source.records.ranges import Ranges
-from acker_client.source.records.stores import Committer, SharedCheckpointStore, SignedCheckpointStore
+from acker_client.source.records.stores import (
+    Committer,
+    CommittingInput,
+    SharedCheckpointStore,
+    SignedCheckpointStore,
+)
 
 log = logging.getLogger("acker_client.source")
 
@@ -55,6 +60,8 @@ class Checkpointing:
         """Lock the checkpoint, and return its content; empty in a group, where a source owns no partition yet."""
         if self._store is not None:
             self._store.open(self._options.name, self._input.kind)
+            if isinstance(self._input, CommittingInput):
+                self._input.set_checkpoint(self._store)
             self._committed = {} if self._options.group is not None else self._store.load()
         return self._committed
 

@@ -20,7 +20,7 @@ from acker_client.source.engine.options import UNLIMITED, Options
 from acker_client.source.errors import SourceError
 from acker_client.source.records.guarantee import Guarantee
 from acker_client.source.records.in_flight import InFlight
-from acker_client.source.records.input import Closing, Committed, Input, PausableInput, SharedInput
+from acker_client.source.records.input import Closing, Committed, Input, PausableInput, RemoteInput, SharedInput
 from acker_client.source.records.listener import Emissions
 from acker_client.source.records.parts import Lookup
 from acker_client.source.records.tracker import NO_RECORDS, RecordNumbers
@@ -88,6 +88,10 @@ class Partitions:
         self._checkpointing.close()
 
     # -- new records
+
+    def is_reachable(self) -> bool:
+        """Return whether records can be read. If not, replays wait: otherwise they would use up their retries."""
+        return not isinstance(self._input, RemoteInput) or self._input.is_reachable()
 
     def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:
         """Plan new records, and return their numbers.

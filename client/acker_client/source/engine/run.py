@@ -164,6 +164,9 @@ class Run:
             self._outcomes.write_letters()
             self._partitions.follow_group()
             self._partitions.commit_if_due(now)
+            if self._is_replay_due(now) and not self._partitions.is_reachable():
+                self._wait(now)
+                continue
             replays = self._in_flight.take_replays(now, self.options.batch_records) or NO_REPLAYS
             room = 0 if replays.depth else self.options.batch_records - len(replays.records)
             new = self._partitions.plan_records(room, self._tasks)
@@ -182,6 +185,10 @@ class Run:
     def abandon_batch(self, batch: Batch) -> None:
         """End a batch whose loop the user has left. See ``Settling``."""
         self._settling.abandon_batch(batch)
+
+    def _is_replay_due(self, now: float) -> bool:
+        due_s = self._in_flight.schedule.next_due_s
+        return due_s is not None and due_s <= now
 
     def _wait(self, now: float) -> None:
         due_s = self._in_flight.schedule.next_due_s

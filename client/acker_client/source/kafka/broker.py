@@ -1,21 +1,30 @@
 """Broker: the driver's requests to Kafka, and the commits of a consumer group.
 
 Decides how long a request is repeated, and when a commit counts as failed. Never reads a message, and does not decide
-what is done or where a source begins.
+what is done or where a source begins. The ids of topics come from the library's admin client, since its consumer does
+not show them. Brokers before Kafka 2.8 have none.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from acker_client.source.errors import SourceError
-from acker_client.source.kafka.connection import PAUSE_S, Unreachable, error_of, library, new_consumer
+from acker_client.source.kafka.connection import (
+    FIRST_REMINDER_S,
+    PAUSE_S,
+    Reminder,
+    Unreachable,
+    error_of,
+    library,
+    new_admin,
+    new_consumer,
+)
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 
 log = logging.getLogger("acker_client.source.kafka")
@@ -23,6 +32,10 @@ log = logging.getLogger("acker_client.source.kafka")
 EARLIEST, LATEST = -2, -1
 # The maximum size of a commit's metadata. It is below a broker's default limit (offset.metadata.max.bytes: 4096).
 METADATA_BYTES_MAX = 4095
+# How long a broker may take to say the ids of topics.
+TOPIC_IDS_S = 5.0
+# An error names this many topics.
+TOPICS_SHOWN = 5
 
 
 class CommittedOffset(NamedTuple):
@@ -42,6 +55,8 @@ class Broker:
         self._is_behind = False
         self._limit_s = connection.timeout_s
         self._trouble = ""
+        self._admin: Any = None
+        self._asked: dict[str, Future[Any]] = {}
         # How long the library waits for an answer, and for pending commits when it is closed.
         answer_ms = int(1000 * min(60.0, max(2.0, connection.timeout_s)))
         settings = {"on_commit": self._on_commit, "socket.timeout.ms": answer_ms, "session.timeout.ms": answer_ms}
@@ -70,11 +85,28 @@ class Broker:
             answered = self._consumer.offsets_for_times(asked, timeout=limit_s)
             return {self._at(each): each.offset for each in answered}
 
-        found: dict[At, int] = self._ask("offsets", ask, timeout_s) if partitions else {}
+        what = f"the offsets of {_topics_of(partitions)}"
+        found: dict[At, int] = self._ask(what, ask, timeout_s) if partitions else {}
         late = [partition for partition, offset in found.items() if offset < 0]
         return found | (self.offsets(late, LATEST, timeout_s) if late and at != LATEST else {})
 
-    def committed(self, partitions: Sequence[At]) -> dict[At, CommittedOffset]:
+    def topic_ids(self, topics: Collection[str], wait_s: float = 0.0) -> dict[str, str]:
+        """Return the ids of topics that brokers have said since the last call, and ask for those of ``topics``.
+
+        Waits up to ``wait_s`` for an answer. Leaves out topics without an id.
+        """
+        if topics and not self._asked:
+            self._admin = self._admin or new_admin(self.connection)
+            self._asked = self._admin.describe_topics(
+                library().TopicCollection(list(topics)), request_timeout=TOPIC_IDS_S
+            )
+        deadline_s = time.monotonic() + wait_s
+        found = {topic: _id_of(answer, deadline_s - time.monotonic()) for topic, answer in self._asked.items()}
+        if all(answer.done() for answer in self._asked.values()):
+            self._asked = {}
+        return {topic: id_ for topic, id_ in found.items() if id_}
+
+    def committed(self, partitions: Sequence[At], timeout_s: float | None = None) -> dict[At, CommittedOffset]:
         """Return what the group has committed. Partitions without a commit are left out."""
 
         def ask(limit_s: float) -> dict[At, CommittedOffset]:
@@ -83,7 +115,7 @@ class Broker:
             return {at: each for at, each in found.items() if each.offset >= 0}
 
         found: dict[At, CommittedOffset] = (
-            self._ask(f"what group {self.connection.group!r} has committed", ask) if partitions else {}
+            self._ask(f"what group {self.connection.group!r} has committed", ask, timeout_s) if partitions else {}
         )
         return found
 
@@ -105,8 +137,10 @@ class Broker:
     def confirm(self, timeout_s: float) -> str:
         """Wait until all commits have succeeded. Returns "", or the reason why a commit has not succeeded."""
         deadline_s = time.monotonic() + timeout_s
+        reminder = Reminder(f"the commits of group {self.connection.group!r} to Kafka at {self.connection.servers}")
         while self._unconfirmed and not self._failed and time.monotonic() < deadline_s:
             self._consumer.poll(PAUSE_S)
+            reminder.remind(self._trouble)
         if not self._unconfirmed:
             return ""
         return self._failed or self._trouble or f"no answer in {timeout_s:g} s"
@@ -116,6 +150,7 @@ class Broker:
         self._consumer.poll(0)
 
     def close(self) -> None:
+        self._asked, self._admin = {}, None
         self._consumer.close()
 
     def _at(self, answered: Any) -> At:
@@ -137,9 +172,10 @@ class Broker:
         limit_s = self.connection.timeout_s if timeout_s is None else min(timeout_s, self.connection.timeout_s)
         deadline_s = time.monotonic() + limit_s
         self._limit_s = limit_s
+        reminder = Reminder(f"{what} from Kafka at {self.connection.servers}")
         while True:
             try:
-                return ask(max(PAUSE_S, deadline_s - time.monotonic()))
+                return ask(min(FIRST_REMINDER_S, max(PAUSE_S, deadline_s - time.monotonic())))
             except library().KafkaException as error:
                 self.serve()
                 failure = self._error(error.args[0], what)
@@ -148,6 +184,7 @@ class Broker:
             except Unreachable:
                 if time.monotonic() >= deadline_s:
                     raise
+            reminder.remind(self._trouble)
             time.sleep(PAUSE_S)
 
     def _error(self, error: Any, what: str) -> SourceError:
@@ -179,6 +216,17 @@ class Broker:
         self._is_behind, self._failed = True, why
 
 
-def committer() -> str:
-    """Return the host and process that commits, for commit metadata."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+def _topics_of(partitions: Sequence[At]) -> str:
+    """Name the topics of some partitions for an error."""
+    topics = sorted({at.topic for at in partitions})
+    shown = ", ".join(map(repr, topics[:TOPICS_SHOWN])) + (" ..." if len(topics) > TOPICS_SHOWN else "")
+    return f"topic {shown}" if len(topics) == 1 else f"topics {shown}"
+
+
+def _id_of(answer: Future[Any], wait_s: float) -> str:
+    """Return the id in a description of a topic; "" if there is no answer, no topic, or no id."""
+    try:
+        id_ = answer.result(max(0.0, wait_s)).topic_id
+    except (TimeoutError, library().KafkaException):
+        return ""
+    return str(id_) if id_.get_most_significant_bits() or id_.get_least_significant_bits() else ""

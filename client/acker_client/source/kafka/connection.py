@@ -9,6 +9,7 @@ request: ``broker``, ``reader`` and ``topic_writer`` do. This module can be impo
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,35 @@ log = logging.getLogger("acker_client.source.kafka")
 
 # The pause between two tries of a request.
 PAUSE_S = 0.05
+# When a line says that something waits for Kafka: the first time, and the time from there to the next line.
+FIRST_REMINDER_S, REMINDER_S = 10.0, 60.0
 
 
 class Unreachable(SourceError):
     """No broker has answered in time. It may answer again later."""
+
+
+class Reminder:
+    """Logs that ``what`` is awaited: after ``first_s`` seconds, and from then on once a minute."""
+
+    def __init__(
+        self, what: str, first_s: float = FIRST_REMINDER_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._what, self._clock, self._first_s = what, clock, first_s
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._since_s = self._clock()
+        self._due_s = self._since_s + self._first_s
+
+    def remind(self, trouble: str = "") -> None:
+        """Log a line if it is due. ``trouble``: the last error."""
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + REMINDER_S
+            why = f" (last seen: {trouble})" if trouble else ""
+            log.warning("waiting for %s, for %.0f s so far%s", self._what, now_s - self._since_s, why)
 
 
 def library() -> Any:
@@ -61,6 +87,14 @@ def new_producer(connection: KafkaConnection, on_error: Callable[[Any], None]) -
         **connection.settings,
     }
     return _new_client(lambda: library().Producer(settings, logger=_Whisper()), connection)
+
+
+def new_admin(connection: KafkaConnection) -> Any:
+    """Return an admin client, which alone shows the ids of topics."""
+    from confluent_kafka.admin import AdminClient
+
+    settings = {**connection.settings, "logger": _Whisper()}
+    return _new_client(lambda: AdminClient(settings), connection)
 
 
 def error_of(error: Any, what: str, connection: KafkaConnection, trouble: str) -> SourceError:

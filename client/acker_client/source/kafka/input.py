@@ -2,8 +2,8 @@
 
 A partition is named ``topic/0``, and a position is an offset. Decides where a partition begins (the checkpoint, the
 group's commit, ``first_poll``), how a batch is shared among partitions, and when it is an error that a log ends before
-offsets that were read. Commits only the finished prefix to Kafka. A plan is empty while no broker answers. Imports
-neither grpc nor pyspark.
+offsets that were read, or that a topic has another id. Commits only the finished prefix to Kafka. A plan is empty while
+no broker answers. Imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from acker_client.source.errors import CheckpointError, InputChanged, SourceErro
 from acker_client.source.kafka.broker import (
     EARLIEST,
     LATEST,
-    METADATA_BYTES_MAX,
+    TOPIC_IDS_S,
     Broker,
     CommittedOffset,
-    committer,
 )
-from acker_client.source.kafka.connection import Unreachable
+from acker_client.source.kafka.commits import Commit, Commits
+from acker_client.source.kafka.connection import REMINDER_S, Reminder, Unreachable
 from acker_client.source.kafka.names import At, KafkaConnection, Topics, milliseconds
-from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion
+from acker_client.source.kafka.offset_store import KafkaOffsets
 from acker_client.source.kafka.reader import ends_before, reader_of
 from acker_client.source.kafka.slices import (
     KafkaPart,
@@ -41,6 +41,7 @@ from acker_client.source.kafka.slices import (
 from acker_client.source.records.balance import sliced
 from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.stores import CheckpointStore
 
 log = logging.getLogger("acker_client.source.kafka")
 
@@ -77,7 +78,8 @@ class TopicLog:
     """One partition in the driver.
 
     ``next``: the next offset to plan. ``end``: the end of the log by the last answer. ``stop``: the offset at which
-    this source ends, if it ends. ``short_since_s``: since when the log has ended before ``next``. ``missing_since_s``:
+    this source ends, if it ends. ``done``: includes all offsets below the one at which this run began.
+    ``short_since_s``: since when the log has ended before ``next``. ``missing_since_s``:
     since when its topic has not been listed.
     """
 
@@ -100,7 +102,10 @@ class TopicLog:
 
 
 class KafkaInput:
-    """Records of Kafka topics as a ``SharedInput`` and ``PausableInput``. ``broker``, ``clock``: for tests."""
+    """Records of Kafka topics as a ``SharedInput``, ``PausableInput``, ``CommittingInput`` and ``RemoteInput``.
+
+    ``broker``, ``clock``: for tests.
+    """
 
     kind = "kafka"
 
@@ -115,9 +120,17 @@ class KafkaInput:
         self._open_broker = broker
         self._clock = clock
         self._broker: Broker | None = None
+        self._checkpoint: CheckpointStore | None = None
+        self._commits: Commits | None = None
+        # The ids of topics, by the checkpoint or by the first answer.
+        self._topic_ids: dict[str, str] = {}
+        self._is_new = False
         self._logs: dict[At, TopicLog] = {}
-        self._waiting: dict[At, Committed] = {}
+        # Partitions that were assigned while no broker answered.
+        self._unadmitted: dict[At, Committed] = {}
         self._is_shared = False
+        # All partitions, by the last answer to ``partitions``.
+        self._known: list[At] = []
         self._has_begun = False
         self._paused: frozenset[str] = frozenset()
         self._turn = 0
@@ -126,27 +139,45 @@ class KafkaInput:
         self._away = ""
         self._wrong_since_s: float | None = None
         self._answered_s = float("-inf")
+        self._reminder = Reminder(f"Kafka at {options.connection.servers}", REMINDER_S, clock)
 
     # -- beginning and end
 
+    def set_checkpoint(self, store: CheckpointStore) -> None:
+        self._checkpoint = store
+
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
+        self._topic_ids, self._unadmitted, self._is_new = {}, {}, not committed
         self._find_partitions()
         self._admit({self._at_of(partition): each for partition, each in committed.items()})
 
     def partitions(self) -> list[str]:
-        self._is_shared = True
-        return [at.name for at in self._find_partitions()]
+        self._is_shared, self._is_new = True, False
+        if not self._known:
+            self._known = self._find_partitions()
+        else:
+            try:
+                self._known = self._find_partitions(PLAN_S)
+            except SourceError as error:
+                # The group keeps its shares meanwhile.
+                self._wait_out(error)
+        return [at.name for at in self._known]
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
-        self._is_shared = True
-        self._admit({self._at_of(partition): each for partition, each in committed.items()})
+        self._is_shared, self._is_new = True, False
+        self._unadmitted |= {self._at_of(partition): each for partition, each in committed.items()}
+        try:
+            self._admit_assigned()
+        except Unreachable as error:
+            self._note_reachable(str(error))
 
     def revoke(self, partitions: Sequence[str]) -> None:
         self._is_shared = True
         self._commit_pending()
         for partition in partitions:
             self._logs.pop(self._at_of(partition), None)
+            self._unadmitted.pop(self._at_of(partition), None)
 
     def pause(self, partitions: Collection[str]) -> None:
         self._paused = frozenset(partitions)
@@ -155,27 +186,43 @@ class KafkaInput:
         """Make the last commits, and close the connection."""
         if self._broker is None:
             return
-        self._commit_pending()
-        why = self._broker.confirm(CLOSE_S)
+        try:
+            self._commit_pending()
+            why = self._broker.confirm(CLOSE_S)
+        except SourceError as error:
+            why = str(error)
         if why:
             log.warning("the last offsets of group %r were not committed to Kafka: %s", self._group, why)
         self._broker.close()
-        self._broker = None
+        self._broker = self._commits = None
+
+    def is_reachable(self) -> bool:
+        if self._clock() - self._answered_s <= ANSWER_S or not self._logs:
+            return True
+        try:
+            self._connected.offsets([next(iter(self._logs))], LATEST, PLAN_S)
+        except Unreachable as error:
+            self._note_reachable(str(error))
+            return False
+        except SourceError:
+            # The plan decides how long such an error may last.
+            return True
+        self._note_answer()
+        return True
 
     # -- plans
 
     def plan(self, records_max: int, tasks: int) -> Plan[KafkaPart]:
-        self._commit_pending()
         gone: list[At] = []
         try:
+            self._commit_pending()
             gone = self._update_logs()
-        except InputChanged:
+        except (CheckpointError, InputChanged):
             raise
         except SourceError as error:
             self._wait_out(error)
             return Plan()
-        self._answered_s = self._clock()
-        self._note_reachable("")
+        self._note_answer()
         logs = list(self._logs.items())
         # Each plan begins with another partition. So each gets a turn if there are more partitions than records.
         self._turn = (self._turn + 1) % max(1, len(logs))
@@ -190,9 +237,6 @@ class KafkaInput:
         return Plan(parts, is_end=is_end, revoked=[at.name for at in gone])
 
     def slices(self, chosen: Sequence[Chosen[KafkaPart]], tasks: int) -> list[KafkaSlice]:
-        if chosen and self._clock() - self._answered_s > ANSWER_S:
-            # After a broker failure, replays wait here for the broker. Otherwise they would use up their retries.
-            self._connected.offsets([chosen[0].part.at], LATEST)
         connection, skips_null = self.options.connection, self.options.skips_null
         return sliced(chosen, tasks, lambda start, stop, some: KafkaSlice(start, stop, some, connection, skips_null))
 
@@ -226,10 +270,12 @@ class KafkaInput:
             each.done, each.next = done, max(each.next, done.prefix)
 
     def mark(self, partition: str, done: Ranges) -> Mark:
-        return {}
+        # Later starts refuse another topic of this name.
+        id_ = self._topic_ids.get(self._at_of(partition).topic)
+        return {} if id_ is None else {"topic_id": id_}
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
-        behind = sum(each.end - min(each.end, _done(done, at, each).prefix) for at, each in self._logs.items())
+        behind = sum(max(0, each.end - _reach(done, at, each)) for at, each in self._logs.items())
         count = len(self._logs)
         partitions = f"{count} {'partition' if count == 1 else 'partitions'} of {self.options.topics}"
         return f"{partitions}, {behind} {'offset' if behind == 1 else 'offsets'} behind the end"
@@ -239,13 +285,27 @@ class KafkaInput:
     @property
     def _is_over(self) -> bool:
         """Whether each partition is planned up to its ``stop``. False for a group member that has no partition yet."""
-        return all(each.is_over for each in self._logs.values()) and bool(self._logs or not self._is_shared)
+        is_over = all(each.is_over for each in self._logs.values()) and not self._unadmitted
+        return is_over and bool(self._logs or not self._is_shared)
 
     @property
     def _connected(self) -> Broker:
         if self._broker is None:
             self._broker = self._open_broker(self.options.connection)
         return self._broker
+
+    @property
+    def _own_commits(self) -> Commits:
+        if self._commits is None:
+            store = self._checkpoint
+            is_in_kafka = isinstance(store, KafkaOffsets)
+            self._commits = Commits(
+                self._connected,
+                self.options.source,
+                None if is_in_kafka else store,
+                store.run_id if isinstance(store, KafkaOffsets) else None,
+            )
+        return self._commits
 
     @property
     def _group(self) -> str:
@@ -263,6 +323,7 @@ class KafkaInput:
 
     def _update_logs(self) -> list[At]:
         """Look for new partitions if that is due, and update the ends of all logs. Returns the deleted partitions."""
+        self._admit_assigned()
         now_s, gone = self._clock(), list[At]()
         is_due = now_s >= self._refresh_due_s or not self._has_begun
         if is_due and not self._is_shared:
@@ -274,6 +335,7 @@ class KafkaInput:
                 log.warning("no topic fits %s%s", self.options.topics, to_do)
         there = [at for at, each in self._logs.items() if each.missing_since_s is None]
         if is_due:
+            self._check_topic_ids({at.topic for at in there})
             for at, low in self._connected.offsets(there, EARLIEST, PLAN_S).items():
                 self._skip_to(at, low)
             self._refresh_due_s = now_s + self.options.refresh_s
@@ -281,6 +343,20 @@ class KafkaInput:
             self._note_end(at, self._logs[at], end, now_s)
         self._has_begun = True
         return gone
+
+    def _check_topic_ids(self, topics: Collection[str], wait_s: float = 0.0) -> None:
+        """Ask for the ids of topics, and compare those that have arrived. Raises ``InputChanged`` for another id."""
+        for topic, id_ in self._connected.topic_ids(topics, wait_s).items():
+            known = self._topic_ids.setdefault(topic, id_)
+            if known != id_:
+                raise InputChanged(
+                    f"Kafka: topic {topic!r} was deleted and created again: it had the id {known}, and has {id_} now."
+                    " To read it from its beginning give another source name and group_id, and no old checkpoint"
+                )
+
+    def _admit_assigned(self) -> None:
+        self._admit(self._unadmitted)
+        self._unadmitted = {}
 
     def _skip_to(self, at: At, low: int) -> None:
         """Skip offsets that retention has deleted before they were planned. ``low``: where the log begins."""
@@ -325,26 +401,44 @@ class KafkaInput:
         for at in committed:
             if at not in there:
                 self._refuse_gone(at, committed[at].done.prefix)
+        self._compare_topic_ids({at: committed[at] for at in wanted})
         low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
         topics = {at.topic for at in wanted}
-        commits = self._connected.committed(sorted(at for at in there if at.topic in topics))
-        own = {at for at, each in commits.items() if self._is_own(at, each)}
+        commits = self._own_commits.load(sorted(at for at in there if at.topic in topics), is_new=self._is_new)
+        own = {at for at, each in commits.items() if each.own is not None}
         known = {at.topic for at in own} | {at.topic for at, each in committed.items() if each.done.prefix}
-        firsts = self._firsts([at for at in wanted if not self._is_new(at, known)], low, high)
+        firsts = self._firsts([at for at in wanted if not self._is_added(at, known)], low, high)
         chosen_now: dict[At, Ranges] = {}
         for at in wanted:
             done, commit = committed[at].done, commits.get(at)
-            first = self._first(at, committed[at], commit, at in own, firsts.get(at, low[at]))
+            first = self._first(at, committed[at], commit, at.topic in known, firsts.get(at, low[at]))
             if first > high[at]:
                 raise InputChanged(ends_before(at, first, high[at]))
             _log_skipped(at, done, first, low[at])
             self._logs[at] = TopicLog(
-                max(first, low[at]), high[at], high[at] if self.options.stops_at_end else None, done
+                max(first, low[at]),
+                high[at],
+                high[at] if self.options.stops_at_end else None,
+                done.union(Ranges.below(max(first, low[at]))),
             )
-            if commit is None or at not in own:
+            if at not in own or (self.options.commits and not self._is_shared):
                 chosen_now[at] = Ranges.below(max(first, low[at]))
         self._logs = dict(sorted(self._logs.items()))
         self._commit_now(chosen_now)
+
+    def _compare_topic_ids(self, committed: Mapping[At, Committed]) -> None:
+        """Refuse a topic that has another id than in the checkpoint. Without an answer, later plans compare the ids."""
+        for at, each in committed.items():
+            saved = each.mark.get("topic_id")
+            if isinstance(saved, str) and self._topic_ids.setdefault(at.topic, saved) != saved:
+                raise InputChanged(
+                    f"the checkpoint of topic {at.topic!r} has two ids of it ({self._topic_ids[at.topic]} and {saved}):"
+                    " the topic was deleted and created again while it was read; give another source name and group_id,"
+                    " and no old checkpoint"
+                )
+        topics = {at.topic for at in committed}
+        # Only a broker that has ids has ever said one.
+        self._check_topic_ids(topics, TOPIC_IDS_S if topics & self._topic_ids.keys() else 0.0)
 
     def _refuse_gone(self, at: At, prefix: int) -> None:
         """Refuse a partition that was read before and does not exist. Only topics of a pattern may be deleted."""
@@ -355,12 +449,12 @@ class KafkaInput:
             )
         if self.options.topics.names:
             raise CheckpointError(
-                f"{at.name} was read to offset {prefix}, and does not exist any more: bring it back, or remove the"
-                " checkpoint"
+                f"{at.name} was read to offset {prefix}, and does not exist any more: was topic {at.topic!r} deleted?"
+                " Bring it back, or give another source name and group_id, and no old checkpoint"
             )
         log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
 
-    def _is_new(self, at: At, known: set[str]) -> bool:
+    def _is_added(self, at: At, known: set[str]) -> bool:
         """Whether a partition was added while its topic was being read. It is then read from its first record."""
         return at.topic in known or (self._has_begun and not self._is_shared)
 
@@ -371,10 +465,14 @@ class KafkaInput:
         ends = high if self.options.first_poll.endswith("latest") else low
         return {at: ends[at] for at in partitions}
 
-    def _first(self, at: At, committed: Committed, commit: CommittedOffset | None, is_own: bool, first: int) -> int:
-        """Return the offset to go on from: after the records that this source has done, else as ``first_poll`` says."""
+    def _first(self, at: At, committed: Committed, commit: Commit | None, is_known: bool, first: int) -> int:
+        """Return the offset to go on from: after the records that this source has done, else as ``first_poll`` says.
+
+        ``is_known``: this source has read the topic before. Then a commit of another source has replaced its own, and
+        what lies below that commit may not be done.
+        """
         prefix = committed.done.prefix
-        if commit is not None and is_own:
+        if commit is not None and commit.own is not None:
             if 0 < prefix < commit.offset:
                 log.warning(
                     "%s: the checkpoint is at offset %d, and this source has committed %d to Kafka: going on there",
@@ -386,32 +484,26 @@ class KafkaInput:
         if prefix:
             return prefix
         takes_any = isinstance(self.options.first_poll, str) and self.options.first_poll.startswith("uncommitted")
-        return commit.offset if commit is not None and takes_any else first
-
-    def _is_own(self, at: At, commit: CommittedOffset) -> bool:
-        try:
-            metadata = CommitMetadata.from_text(commit.metadata, commit.offset)
-        except NewerVersion as error:
-            raise CheckpointError(
-                f"what group {self._group!r} has committed of {at.name} has {error}: use that, or another group"
-            ) from None
-        return metadata is not None and metadata.source == self.options.source
+        return commit.offset if commit is not None and takes_any and not is_known else first
 
     def _commit_now(self, done: Mapping[At, Ranges]) -> None:
-        """Commit first offsets at once, so that a restart before the first finished batch begins at the same ones."""
+        """Commit first offsets at once, so that a restart before the first finished batch begins at the same ones, and
+        so that a driver that begins later finds this one."""
         if done:
-            self._connected.commit({at: self._commit_of(ranges) for at, ranges in done.items()})
+            self._connected.commit(self._commits_of(done))
             self._connected.confirm(PLAN_S)
 
     def _commit_pending(self) -> None:
-        pending, self._pending = self._pending, {}
-        if self.options.commits:
-            self._connected.commit({at: self._commit_of(done) for at, done in pending.items()})
+        if self.options.commits and self._pending:
+            if not self._is_shared:
+                for at in self._own_commits.check_runs(self._logs, PLAN_S):
+                    self._pending.setdefault(at, self._logs[at].done)
+            self._connected.commit(self._commits_of(self._pending))
+        self._pending = {}
         self._connected.serve()
 
-    def _commit_of(self, done: Ranges) -> CommittedOffset:
-        metadata = CommitMetadata(self.options.source, committer(), Ranges.below(done.prefix))
-        return CommittedOffset(done.prefix, metadata.to_text(METADATA_BYTES_MAX))
+    def _commits_of(self, done: Mapping[At, Ranges]) -> dict[At, CommittedOffset]:
+        return {at: self._own_commits.commit_of(Ranges.below(each.prefix)) for at, each in done.items()}
 
     def _wait_out(self, error: SourceError) -> None:
         """Raise ``error`` unless waiting may help.
@@ -428,10 +520,17 @@ class KafkaInput:
             self._wrong_since_s = None
         self._note_reachable(str(error))
 
+    def _note_answer(self) -> None:
+        self._answered_s = self._clock()
+        self._note_reachable("")
+
     def _note_reachable(self, why: str) -> None:
         """Log when Kafka stops answering (``why``) and when it answers again ("")."""
         if why and not self._away:
             log.warning("%s; waiting for it", why)
+            self._reminder.restart()
+        elif why:
+            self._reminder.remind(why)
         if self._away and not why:
             log.info("Kafka answers again")
             self._wrong_since_s = None
@@ -464,8 +563,9 @@ def _parts(at: At, each: TopicLog, share: int, length_max: int) -> list[KafkaPar
     ]
 
 
-def _done(done: Mapping[str, Ranges], at: At, each: TopicLog) -> Ranges:
-    return done.get(at.name, each.done)
+def _reach(done: Mapping[str, Ranges], at: At, each: TopicLog) -> int:
+    """Return the offset below which nothing is left to do."""
+    return max(each.done.prefix, done[at.name].prefix if at.name in done else 0)
 
 
 def _log_skipped(at: At, done: Ranges, first: int, low: int) -> None:

@@ -1,8 +1,8 @@
 """The metadata that a source writes beside a committed offset. It also says which source made the commit. Pure.
 
-The text is JSON: version, source, writer, the ranges that are done beyond the offset, and a checksum that includes the
-offset. The highest ranges are left out if the text would be too long. The offset is always right. A commit with other
-metadata belongs to another program.
+The text is JSON: version, source, writer, checkpoint, run, the ranges that are done beyond the offset, and a checksum
+that includes the offset. Older ackers wrote no checkpoint and no run. The highest ranges are left out if the text would
+be too long. The offset is always right. A commit with other metadata belongs to another program.
 """
 
 from __future__ import annotations
@@ -12,11 +12,24 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from acker_client.source.records.input import NONE_ANSWERED, Answered
 from acker_client.source.records.ranges import Ranges
 
 VERSION = 1
+
+
+class RunId(NamedTuple):
+    """One run of a source, ordered by its beginning. ``turn``: higher than that of each run whose commits it found when
+    it began. ``id``: random hexadecimal digits, which order runs that began together."""
+
+    turn: int
+    id: str
+
+
+# The run of a commit that an older acker made. It comes before all others.
+UNKNOWN_RUN = RunId(0, "")
 
 
 class NewerVersion(ValueError):
@@ -28,13 +41,17 @@ class CommitMetadata:
     """The content of the metadata.
 
     ``source``: the name of the source that committed. ``by``: its host and process. ``done``: the prefix up to the
-    offset, and the ranges that are done beyond it. ``answered``: the number of answered records.
+    offset, and the ranges that are done beyond it. ``answered``: the number of answered records. ``checkpoint``: the
+    identity of the checkpoint that the source has; "" if it has none that can be told from others. ``run``: the run
+    that committed.
     """
 
     source: str
     by: str
     done: Ranges
     answered: Answered = NONE_ANSWERED
+    checkpoint: str = ""
+    run: RunId = UNKNOWN_RUN
 
     def to_text(self, bytes_max: int) -> str:
         """Return at most ``bytes_max`` bytes of ASCII, with as many of the lowest done ranges as fit; "" if not even
@@ -66,16 +83,33 @@ class CommitMetadata:
             return None
         try:
             answered = Answered.from_json(written.get("answered"))
-            return cls(source, by, Ranges.from_runs([offset, *_runs_of(done)]), answered)
+            ranges = Ranges.from_runs([offset, *_runs_of(done)])
+            return cls(source, by, ranges, answered, _checkpoint(written.get("checkpoint")), _run(written.get("run")))
         except ValueError:
             return None
 
     def _text(self, holes: int) -> str:
         done = _text_of(self.done.first_holes(holes).to_runs()[1:])
         checksum = _checksum(self.source, self.done.prefix, done)
-        content = {"acker": VERSION, "source": self.source, "by": self.by, "done": done, "sum": checksum}
-        content["answered"] = self.answered.to_json()
+        content: dict[str, object] = {"acker": VERSION, "source": self.source, "by": self.by, "done": done}
+        content |= {"sum": checksum, "answered": self.answered.to_json()}
+        if self.checkpoint:
+            content["checkpoint"] = self.checkpoint
+        if self.run != UNKNOWN_RUN:
+            content["run"] = self.run
         return json.dumps(content, separators=(",", ":"))
+
+
+def _checkpoint(written: object) -> str:
+    return written if isinstance(written, str) else ""
+
+
+def _run(written: object) -> RunId:
+    match written:
+        case [int(turn), str(id_)]:
+            return RunId(turn, id_)
+        case _:
+            return UNKNOWN_RUN
 
 
 def _checksum(source: str, offset: int, done: str) -> str:

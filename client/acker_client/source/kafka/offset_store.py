@@ -1,7 +1,7 @@
 """A checkpoint in the offsets that a consumer group has committed to Kafka.
 
 The offset is always the end of the finished prefix. The metadata holds the ranges that are done beyond it, as many as
-fit. A restart reads the rest again. Offsets of other writers are ignored.
+fit. A restart reads the rest again. Offsets of other writers are ignored. ``commits`` decides which of two runs stops.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from acker_client.source.errors import CheckpointError, SourceError
-from acker_client.source.kafka.broker import METADATA_BYTES_MAX, Broker, CommittedOffset, committer
+from acker_client.source.kafka.broker import METADATA_BYTES_MAX, Broker, CommittedOffset
+from acker_client.source.kafka.commits import IN_KAFKA, Commits
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
-from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion
+from acker_client.source.kafka.offset_metadata import CommitMetadata
 from acker_client.source.records.input import Committed
 from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.stores import Committer
 
 log = logging.getLogger("acker_client.source.kafka")
 
@@ -25,10 +27,11 @@ METADATA_BYTES_MIN = 256
 
 
 class KafkaOffsets:
-    """A ``SharedCheckpointStore`` in the offsets of ``group_id``, for the partitions of ``topics`` or ``pattern``.
+    """A ``SharedCheckpointStore`` and ``SignedCheckpointStore`` in the offsets of ``group_id``, for the partitions of
+    ``topics`` or ``pattern``.
 
-    ``metadata_bytes_max``: must be less than the brokers' ``offset.metadata.max.bytes``. Kafka does not stop a second
-    run of the same source from using this group. Make sure that only one run uses it, or use a ZooKeeper group.
+    ``metadata_bytes_max``: must be less than the brokers' ``offset.metadata.max.bytes``. Kafka has no locks: a second
+    run of the same source stops when it first commits after a commit of the first run.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class KafkaOffsets:
         self.metadata_bytes_max = metadata_bytes_max
         self.source = ""
         self._broker: Broker | None = None
+        self._commits: Commits | None = None
         self._saved: dict[str, Ranges] = {}
-        self._is_cut = False
+        self._loaded: dict[str, Committed] = {}
+        self._is_cut = self._is_shared = False
 
     @classmethod
     def of(cls, topics: Topics, connection: KafkaConnection) -> Self:
@@ -68,65 +73,95 @@ class KafkaOffsets:
         if kind != "kafka":
             raise CheckpointError(f"{self} hold the progress of Kafka's records, not of {kind!r}: give a file")
         self.source = source
-        self._saved, self._is_cut = {}, False
+        self._saved, self._loaded, self._is_cut, self._is_shared = {}, {}, False, False
         self._broker = Broker(self.connection)
+        self._commits = Commits(self._broker, source)
 
     def close(self) -> None:
         if self._broker is not None:
             self._broker.close()
             self._broker = None
 
+    def identity(self) -> str:
+        return IN_KAFKA
+
+    def draw_identity(self) -> str:
+        return IN_KAFKA
+
+    @property
+    def run_id(self) -> str:
+        """The random id of the run that has this store open."""
+        return self._open_commits.run_id
+
     def load(self) -> dict[str, Committed]:
         found = self._open_broker.partitions(self.topics)
-        return self._load([At(topic, number) for topic, count in found.items() for number in range(count)])
+        self._loaded = self._load([At(topic, number) for topic, count in found.items() for number in range(count)])
+        return dict(self._loaded)
+
+    def sign(self, by: Committer) -> None:
+        """Commit once more what was loaded, so that a driver that begins later finds this run."""
+        self._commit(self._loaded)
+        self._loaded = {}
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
+        # The group, not the order of runs, decides who owns a partition.
+        self._is_shared = True
         return self._load([At.named(partition) for partition in partitions])
 
     def save(self, committed: Mapping[str, Committed]) -> None:
         changed = {name: each for name, each in committed.items() if self._saved.get(name) != each.done}
-        why = self._commit(changed)
+        if changed and not self._is_shared:
+            changed |= {name: committed[name] for name in self._check_runs(committed)}
+        self._commit(changed)
+
+    def _check_runs(self, partitions: Iterable[str]) -> list[str]:
+        """Return the partitions that a later run has committed. Raises ``CheckpointError`` for an earlier run."""
+        try:
+            return [at.name for at in self._open_commits.check_runs(map(At.named, partitions))]
+        except CheckpointError:
+            raise
+        except SourceError as error:
+            raise self._not_saved(str(error)) from None
+
+    def _not_saved(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"what is done could not be committed to {self} ({why}): check the brokers, and start again. Nothing"
+            " is lost: what was committed before stands, and what was done since is read again"
+        )
+
+    def _commit(self, committed: Mapping[str, Committed]) -> None:
+        why = self._try_commit(committed)
         while TOO_LARGE in why and self.metadata_bytes_max > METADATA_BYTES_MIN:
             self.metadata_bytes_max //= 2
-            why = self._commit(changed)
+            why = self._try_commit(committed)
         if why:
-            raise CheckpointError(
-                f"what is done could not be committed to {self} ({why}): check the brokers, and start again. Nothing"
-                " is lost: what was committed before stands, and what was done since is read again"
-            )
-        self._saved |= {name: each.done for name, each in changed.items()}
+            raise self._not_saved(why)
+        self._saved |= {name: each.done for name, each in committed.items()}
 
-    def _commit(self, committed: Mapping[str, Committed]) -> str:
+    def _try_commit(self, committed: Mapping[str, Committed]) -> str:
         """Commit and wait. Returns why it could not be committed, or ""."""
         self._open_broker.commit({At.named(name): self._commit_of(each) for name, each in committed.items()})
         return self._open_broker.confirm(self.connection.timeout_s)
 
     def _load(self, partitions: Sequence[At]) -> dict[str, Committed]:
         try:
-            commits = self._open_broker.committed(partitions)
+            commits = self._open_commits.load(partitions)
         except CheckpointError:
             raise
         except SourceError as error:
             raise CheckpointError(f"{self} cannot be read: {error}") from None
-        found = {at.name: self._own(at, commit) for at, commit in sorted(commits.items())}
-        loaded = {name: each for name, each in found.items() if each is not None}
+        loaded = {
+            at.name: Committed(commit.own.done, answered=commit.own.answered)
+            for at, commit in commits.items()
+            if commit.own is not None
+        }
         self._saved |= {name: each.done for name, each in loaded.items()}
         return loaded
 
-    def _own(self, at: At, commit: CommittedOffset) -> Committed | None:
-        """Return what this source has committed for a partition; None if another writer committed it."""
-        try:
-            metadata = CommitMetadata.from_text(commit.metadata, commit.offset)
-        except NewerVersion as error:
-            raise CheckpointError(f"{self}: the commit of {at.name} has {error}") from None
-        if metadata is None or metadata.source != self.source:
-            return None
-        return Committed(metadata.done, answered=metadata.answered)
-
     def _commit_of(self, committed: Committed) -> CommittedOffset:
         done = committed.done
-        text = CommitMetadata(self.source, committer(), done, committed.answered).to_text(self.metadata_bytes_max)
-        written = CommitMetadata.from_text(text, done.prefix)
+        commit = self._open_commits.commit_of(done, committed.answered, self.metadata_bytes_max)
+        written = CommitMetadata.from_text(commit.metadata, done.prefix)
         is_cut = written is None or written.done.holes < done.holes
         if is_cut and not self._is_cut:
             log.warning(
@@ -137,10 +172,16 @@ class KafkaOffsets:
                 self,
             )
         self._is_cut = self._is_cut or is_cut
-        return CommittedOffset(done.prefix, text)
+        return commit
 
     @property
     def _open_broker(self) -> Broker:
         if self._broker is None:
             raise CheckpointError(f"{self} are not open")
         return self._broker
+
+    @property
+    def _open_commits(self) -> Commits:
+        if self._commits is None:
+            raise CheckpointError(f"{self} are not open")
+        return self._commits

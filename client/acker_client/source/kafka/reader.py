@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_client.source.errors import InputChanged, SourceError
-from acker_client.source.kafka.connection import Unreachable, error_of, is_forbidden, library, new_consumer
+from acker_client.source.kafka.connection import (
+    Reminder,
+    Unreachable,
+    error_of,
+    is_forbidden,
+    library,
+    new_consumer,
+)
 from acker_client.source.kafka.names import At, KafkaConnection
 
 # A planned range exists already, so waiting for more data, or for room in the queue, only costs time.
@@ -57,10 +64,11 @@ class Gone(NamedTuple):
 
 
 class Reader:
-    """Reads ranges of offsets, one after the other, without joining a group."""
+    """Reads ranges of offsets, one after the other, without joining a group. ``clock``: for tests."""
 
-    def __init__(self, connection: KafkaConnection) -> None:
+    def __init__(self, connection: KafkaConnection, clock: Callable[[], float] = time.monotonic) -> None:
         self.connection = connection
+        self._clock = clock
         self._trouble = ""
         self._reading: object = None
         self._consumer = new_consumer(connection, self._note_trouble, **READING)
@@ -71,7 +79,8 @@ class Reader:
         Raises ``InputChanged`` if the log ends before ``start``, ``Unreachable`` if nothing arrives within the timeout.
         """
         position, take = start, MESSAGES_FIRST
-        waiting_since_s, mine = time.monotonic(), object()
+        waiting_since_s, mine = self._clock(), object()
+        reminder = Reminder(f"{at.name} from Kafka at {self.connection.servers}", clock=self._clock)
         try:
             while position < stop:
                 if self._reading is not mine:
@@ -87,9 +96,12 @@ class Reader:
                     take = take if isinstance(found, Gone) else _next_take(found, take)
                 position = max(position, self._end_of_log(messages))
                 if position > before:
-                    waiting_since_s = time.monotonic()
-                elif time.monotonic() - waiting_since_s > self.connection.timeout_s:
+                    waiting_since_s = self._clock()
+                    reminder.restart()
+                elif self._clock() - waiting_since_s > self.connection.timeout_s:
                     raise self._stuck(at, position, stop)
+                else:
+                    reminder.remind(self._trouble)
         finally:
             if self._reading is mine:
                 self._reading = None

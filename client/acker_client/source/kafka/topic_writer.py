@@ -11,7 +11,15 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from acker_client.source.kafka.connection import PAUSE_S, error_of, is_forbidden, library, new_producer
+from acker_client.source.kafka.connection import (
+    FIRST_REMINDER_S,
+    PAUSE_S,
+    Reminder,
+    error_of,
+    is_forbidden,
+    library,
+    new_producer,
+)
 from acker_client.source.kafka.names import KafkaConnection
 
 # A key and a value, either of which may be None, and headers.
@@ -49,7 +57,7 @@ class TopicWriter:
         except BaseException:
             self._purge_unsent()
             raise
-        left = self._producer.flush(self.connection.timeout_s + 1)
+        left = self._flush(topic)
         if failed or left:
             self._purge_unsent()
             error = failed[0] if failed else library().KafkaError(library().KafkaError._MSG_TIMED_OUT)
@@ -57,6 +65,16 @@ class TopicWriter:
 
     def close(self) -> None:
         self._producer.flush(0)
+
+    def _flush(self, topic: str) -> int:
+        """Wait until all messages are delivered or have failed. Returns the number of messages that are left."""
+        deadline_s = time.monotonic() + self.connection.timeout_s + 1
+        reminder = Reminder(f"room in topic {topic!r} of Kafka at {self.connection.servers}")
+        while left := self._producer.flush(min(FIRST_REMINDER_S, max(0.0, deadline_s - time.monotonic()))):
+            if time.monotonic() >= deadline_s:
+                break
+            reminder.remind(self._trouble)
+        return int(left)
 
     def _purge_unsent(self) -> None:
         """Drop messages that are not sent yet. They would arrive after their records were read again."""

@@ -182,6 +182,15 @@ class Closing(Protocol):
 
 
 @runtime_checkable
+class RemoteInput(Input[P], Protocol[P]):
+    """An input whose records may be out of reach for a while."""
+
+    def is_reachable(self) -> bool:
+        """Return whether the records can be read now. Replays wait while it is False. May wait some seconds."""
+        ...
+
+
+@runtime_checkable
 class SharedInput(Input[P], Protocol[P]):
     """An input whose partitions a group of sources shares (see ``acker_client.source.records.assignment``).
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from acker_client.source.records.dead_letter import DeadLetter
-from acker_client.source.records.input import Committed
+from acker_client.source.records.input import Committed, Input, P
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,29 @@ class SignedCheckpointStore(CheckpointStore, Protocol):
 
     def sign(self, by: Committer) -> None:
         """Set the run that commits from now on. Called once, before the first ``save``."""
+        ...
+
+
+@runtime_checkable
+class IdentifiedCheckpointStore(CheckpointStore, Protocol):
+    """A checkpoint with an identity: random text, which an input writes beside the progress that it commits elsewhere.
+    So it notices progress that another checkpoint has committed under the same name."""
+
+    def identity(self) -> str:
+        """Return the identity of the open store; "" if none was drawn yet."""
+        ...
+
+    def draw_identity(self) -> str:
+        """Return the identity. Draws it if there is none. It is durable when this returns."""
+        ...
+
+
+@runtime_checkable
+class CommittingInput(Input[P], Protocol[P]):
+    """An input that also commits its progress to the system that it reads."""
+
+    def set_checkpoint(self, store: CheckpointStore) -> None:
+        """Set the open store of the run. Called before ``start``, if the run has a checkpoint."""
         ...
 
 

@@ -3,7 +3,8 @@
 Decides who may write a node. A commit is one transaction. It succeeds only if this source is still the owner
 (``Owner.fence``), and if the nodes still have the versions that this source has seen. A source that is assigned a
 partition rewrites its node unchanged before it reads on. The new version fences off late commits of earlier owners.
-``offsets`` says what a node contains.
+``offsets`` says what a node contains. The folder of the nodes contains the identity of the checkpoint, once the input
+has asked for it. All sources of a group share it.
 
 A commit waits while ZooKeeper does not answer, and the source reads nothing meanwhile.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,7 +114,7 @@ class ZooKeeperOffsets:
         self._paths = GroupPaths(name or "") if group is None else group.paths
         self._owner: Owner | _Lock
         self._deadline_s, self._node_bytes = deadline_s, node_bytes
-        self._source = self._kind = self._signature = ""
+        self._source = self._kind = self._signature = self._identity = ""
         # Per partition that this source may write: the version of its node (None: no node yet), and its last write.
         self._versions: dict[str, int | None] = {}
         self._written: dict[str, Committed] = {}
@@ -126,7 +128,7 @@ class ZooKeeperOffsets:
         self._source, self._kind = source, kind
         if self._group is None:
             self._paths = GroupPaths(self._name or source)
-        self._versions, self._written = {}, {}
+        self._versions, self._written, self._identity = {}, {}, ""
         try:
             self.session.open(_nothing)
         except SourceError as error:
@@ -147,6 +149,19 @@ class ZooKeeperOffsets:
     def sign(self, by: Writer) -> None:
         """From now on also write the run's session and process into the nodes, after the consumer's id."""
         self._signature = f", session {by.session}, pid {by.pid}"
+
+    def identity(self) -> str:
+        """Return the identity; "" if there is none. Raises ``CheckpointError``."""
+        if not self._identity:
+            folder = self._until_done(self._folder)
+            self._identity = folder.content.decode(errors="replace")
+        return self._identity
+
+    def draw_identity(self) -> str:
+        """Return the identity, which the first of several sources draws. Raises ``CheckpointError``."""
+        while not self.identity():
+            self._until_done(self._put_identity)
+        return self._identity
 
     def close(self) -> None:
         self._versions, self._written = {}, {}
@@ -369,6 +384,15 @@ class ZooKeeperOffsets:
     def _found(self, partitions: Iterable[str]) -> dict[str, Znode]:
         paths = {self._paths.offset(name): name for name in partitions}
         return {paths[path]: node for path, node in self.session.find(paths).items()}
+
+    def _folder(self) -> Znode:
+        return self.session.find([self._paths.offsets])[self._paths.offsets]
+
+    def _put_identity(self) -> None:
+        folder = self._folder()
+        if not folder.content:
+            # Fails if another source of the group was quicker.
+            self.session.transact([Put(self._paths.offsets, secrets.token_hex(8).encode(), folder.version)])
 
     def _names(self) -> list[str]:
         """Return all partitions that have a node."""

@@ -1,0 +1,359 @@
+"""One name used twice: by two jobs with two checkpoints, and by two drivers at the same time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acker_client.source import CheckpointError, Kafka, Ranges
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.kafka.broker import CommittedOffset
+from acker_client.source.kafka.commits import Commits
+from acker_client.source.kafka.names import At, KafkaConnection
+from acker_client.source.kafka.offset_metadata import CommitMetadata
+from acker_client.source.records.input import Committed
+from tests.source.executors import NO_SPARK, Cluster, frame_of, save_all
+from tests.source.kafka_broker import MockKafka
+from tests.source.logs import MemoryCheckpoint
+
+
+@dataclass
+class Jobs:
+    """Makes jobs over one topic, which end at its end. Each has its checkpoint in ``folder``."""
+
+    kafka: MockKafka
+    topic: str
+    folder: Path
+
+    def job(self, checkpoint: Any = None, *, name: str = "orders", group: str | None = None, **more: Any) -> Kafka:
+        options = {"stop": "end", "environment": Cluster(self.folder).environment(), "batch_records": 310, **more}
+        kept = self.folder / checkpoint if isinstance(checkpoint, str) and checkpoint != "kafka" else checkpoint
+        group = self.topic if group is None else group
+        return Kafka(
+            self.topic, bootstrap_servers=self.kafka.servers, name=name, group_id=group, checkpoint=kept, **options
+        )
+
+    def offset(self, group: str | None = None) -> int:
+        return self.kafka.committed(self.topic if group is None else group, self.topic)[0][0]
+
+    def metadata(self) -> dict[str, Any]:
+        return dict(json.loads(self.kafka.committed(self.topic, self.topic)[0][1]))
+
+
+@pytest.fixture
+def jobs(kafka: MockKafka, tmp_path: Path) -> Callable[[int], Jobs]:
+    return lambda records: Jobs(kafka, kafka.new_topic(records), tmp_path)
+
+
+def one_batch(job: Kafka) -> None:
+    """Run a job for one batch, and end it."""
+    batches = job.batches(NO_SPARK)
+    batch = next(batches)
+    save_all(batch)
+    batch.done()
+    batches.close()
+
+
+# -- two jobs, one after the other
+
+
+def test_a_second_job_under_a_used_name_is_refused_and_the_first_job_reads_each_record(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(1_010)
+    one_batch(two.job("a.ckpt"))
+    assert two.offset() == 310
+    with pytest.raises(CheckpointError) as refused:
+        two.job("b.ckpt").run(NO_SPARK, save_all)
+    identity = json.loads((two.folder / "a.ckpt").read_text())["identity"]
+    for said in (f"{two.topic}/0", f"Group '{two.topic}'", "'orders'", identity, "b.ckpt", "group_id of its own"):
+        assert said in str(refused.value)
+    again = two.job("a.ckpt").run(NO_SPARK, save_all)
+    assert (again.acked, again.checkpoint) == (700, f"4 partitions of {two.topic}, 0 offsets behind the end")
+
+
+def test_a_new_checkpoint_under_a_used_name_is_refused_and_each_way_out_works(jobs: Callable[[int], Jobs]) -> None:
+    two = jobs(100)
+    assert two.job("a.ckpt").run(NO_SPARK, save_all).acked == 100
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="two checkpoints for one name"):
+            two.job("b.ckpt").run(NO_SPARK, save_all)
+    # A group of its own: from its own checkpoint, which is new.
+    own = two.job("b.ckpt", group=f"{two.topic}-b").run(NO_SPARK, save_all)
+    assert (own.acked, two.offset(f"{two.topic}-b"), two.offset()) == (100, 100, 100)
+    # Another name in the same group: from the commits.
+    two.kafka.write(two.topic, 0, [b"late"])
+    on_purpose = two.job("c.ckpt", name="orders-2").run(NO_SPARK, save_all)
+    assert (on_purpose.acked, on_purpose.checkpoint) == (1, f"4 partitions of {two.topic}, 0 offsets behind the end")
+    # The first job goes on from its own checkpoint, although the group's commits are another source's now.
+    assert two.job("a.ckpt").run(NO_SPARK, save_all).acked == 1
+
+
+def test_a_partition_whose_commit_another_source_has_replaced_is_read_from_its_beginning(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(20)
+    two.kafka.write(two.topic, 1, [b"one"] * 5)
+    # Reads only the first partition, and commits offset 0 of the second one.
+    batches = two.job("a.ckpt", batch_records=3).batches(NO_SPARK)
+    batch = next(batches)
+    frame_of(batch).ack(row for row in frame_of(batch).rows() if row.value.startswith(b"0."))
+    batch.done()
+    batches.close()
+    assert two.job("b.ckpt", name="billing").run(NO_SPARK, save_all).acked > 0
+    seen: list[bytes] = []
+
+    def process(batch: Any) -> None:
+        seen.extend(row.value for row in frame_of(batch).rows())
+        save_all(batch)
+
+    two.job("a.ckpt").run(NO_SPARK, process)
+    assert seen.count(b"one") == 5
+
+
+@pytest.mark.parametrize("first_one", [None, "kafka"])
+def test_a_file_and_kafkas_offsets_are_two_checkpoints(jobs: Callable[[int], Jobs], first_one: str | None) -> None:
+    for first, second in ((first_one, "b.ckpt"), ("a.ckpt", first_one), ("c.ckpt", MemoryCheckpoint())):
+        two = jobs(20)
+        assert two.job(first).run(NO_SPARK, save_all).acked == 20
+        with pytest.raises(CheckpointError, match="two checkpoints for one name"):
+            two.job(second).run(NO_SPARK, save_all)
+        assert two.job(first).run(NO_SPARK, save_all).acked == 0
+
+
+@pytest.mark.parametrize(("first_poll", "read"), [("earliest", 20), ("latest", 3)])
+def test_a_run_that_dies_in_its_first_batch_is_not_taken_for_another_job(
+    jobs: Callable[[int], Jobs], first_poll: str, read: int
+) -> None:
+    two = jobs(20 if first_poll == "earliest" else 17)
+    dies = two.job("a.ckpt", first_poll=first_poll, stop=None)._new_run(NO_SPARK)
+    dies.__enter__()
+    dies._input.plan(0, 1)
+    # The process has died: nothing is closed or saved, and its lock is gone.
+    dies._partitions._checkpointing._store._lock.close()
+    if first_poll == "latest":
+        two.kafka.write(two.topic, 0, [b"since"] * 3)
+    assert two.job("a.ckpt", first_poll=first_poll).run(NO_SPARK, save_all).acked == read
+
+
+# -- checkpoints and commits of older ackers
+
+
+def test_an_old_checkpoint_and_old_commits_go_on_and_get_an_identity(
+    jobs: Callable[[int], Jobs], tmp_path: Path
+) -> None:
+    two = jobs(20)
+    old = CheckpointFile(tmp_path / "a.ckpt")
+    old.open("orders", "kafka")
+    old.save({f"{two.topic}/0": Committed(Ranges.below(7))})
+    old.close()
+    assert "identity" not in json.loads((tmp_path / "a.ckpt").read_text())
+    text = CommitMetadata("orders", "h:1", Ranges.below(7)).to_text(4096)
+    assert json.loads(text).keys() == {"acker", "source", "by", "done", "sum", "answered"}
+    two.kafka.commit(two.topic, two.topic, [(0, 7)], text)
+    # A checkpoint that holds nothing was not there when an older acker committed.
+    with pytest.raises(CheckpointError, match=r"a checkpoint that has no identity.*b\.ckpt, without an identity yet"):
+        two.job("b.ckpt").run(NO_SPARK, save_all)
+    assert two.job("a.ckpt").run(NO_SPARK, save_all).acked == 13
+    identity = json.loads((tmp_path / "a.ckpt").read_text())["identity"]
+    assert two.metadata()["checkpoint"] == identity
+    assert two.job("a.ckpt").run(NO_SPARK, save_all).records == 0
+
+
+def test_old_commits_without_a_checkpoint_go_on(jobs: Callable[[int], Jobs]) -> None:
+    two = jobs(20)
+    text = CommitMetadata("orders", "h:1", Ranges.below(7)).to_text(4096)
+    two.kafka.commit(two.topic, two.topic, [(0, 7)], text)
+    assert two.job("kafka").run(NO_SPARK, save_all).acked == 13
+    assert two.metadata()["checkpoint"] == "kafka"
+
+
+# -- behind the end
+
+
+def test_a_source_that_goes_on_from_its_commits_counts_from_there_how_far_it_is_behind(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(20)
+    one_batch(two.job("a.ckpt", batch_records=8))
+    shutil.copy(two.folder / "a.ckpt", two.folder / "old.ckpt")
+    two.job("a.ckpt").run(NO_SPARK, save_all)
+    # A backup of the same checkpoint: the commits are its own, and it goes on there.
+    behind = two.job("old.ckpt").run(NO_SPARK, save_all)
+    assert (behind.records, behind.checkpoint) == (0, f"4 partitions of {two.topic}, 0 offsets behind the end")
+    latest = two.job(group=f"{two.topic}-2", first_poll="latest").run(NO_SPARK, save_all)
+    assert (latest.records, latest.checkpoint) == (0, f"4 partitions of {two.topic}, 0 offsets behind the end")
+
+
+# -- two drivers at the same time
+
+
+@pytest.mark.parametrize("checkpoint", [None, "kafka", "copied"])
+def test_of_two_drivers_under_one_name_the_later_one_stops_and_each_record_is_read(
+    jobs: Callable[[int], Jobs], checkpoint: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = jobs(40)
+    given_a, given_b = (checkpoint, checkpoint) if checkpoint in (None, "kafka") else ("a.ckpt", "b.ckpt")
+    options: dict[str, Any] = {"batch_records": 5, "stop": "end"}
+    if checkpoint == "copied":
+        one_batch(two.job("a.ckpt", batch_records=1))
+        shutil.copy(two.folder / "a.ckpt", two.folder / "b.ckpt")
+    first, second = two.job(given_a, **options).batches(NO_SPARK), two.job(given_b, **options).batches(NO_SPARK)
+    read: set[bytes] = set()
+
+    def step(batches: Any) -> None:
+        batch = next(batches)
+        values = [row.value for row in frame_of(batch).rows()]
+        save_all(batch)
+        batch.done()
+        if batches is first:
+            read.update(values)
+
+    step(first)
+    step(second)
+    # Each finds the other's commits at its next one.
+    step(first)
+    with pytest.raises(CheckpointError, match=r"source 'orders' runs twice.*This driver stops, and the other one goes"):
+        deque(map(step, itertools.repeat(second, 3)))
+    while True:
+        try:
+            step(first)
+        except StopIteration:
+            break
+    assert two.offset() == 40
+    assert read >= {b"0.%d" % k for k in range(1, 40)}
+
+
+GROUP = KafkaConnection("x:1", "orders")
+PLACES = [At("clicks", number) for number in range(3)]
+
+
+@dataclass
+class MemoryBroker:
+    """The commits of one group."""
+
+    kept: dict[At, CommittedOffset] = field(default_factory=dict)
+    connection: KafkaConnection = GROUP
+
+    def committed(self, partitions: Iterable[At], timeout_s: float | None = None) -> dict[At, CommittedOffset]:
+        return {at: self.kept[at] for at in partitions if at in self.kept}
+
+
+class Driver:
+    """A driver that commits more of each partition at each step, unless it was stopped."""
+
+    def __init__(self, broker: MemoryBroker, id_: str, checkpoint: Any = None) -> None:
+        self.broker, self.prefix = broker, 0
+        self.commits: Any = Commits(broker, "orders", checkpoint, id_)  # type: ignore[arg-type]
+        self.commits.load(PLACES)
+        self.is_stopped = False
+
+    def read(self) -> None:
+        try:
+            self.commits.check_runs(PLACES)
+        except CheckpointError:
+            self.is_stopped = True
+
+    def write(self, places: Iterable[At]) -> None:
+        self.prefix += 1
+        self.broker.kept |= {at: self.commits.commit_of(Ranges.below(self.prefix)) for at in places}
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["start", "read", "write", "die"]), st.integers(0, 5), st.sets(st.sampled_from(PLACES))),
+    max_size=40,
+)
+
+
+@given(STEPS, st.randoms(use_true_random=False), st.booleans())
+def test_however_drivers_start_commit_and_die_one_goes_on_and_all_others_stop(
+    steps: list[tuple[str, int, set[At]]], chance: Any, restarts: bool
+) -> None:
+    broker = MemoryBroker()
+    drivers, numbers = list[Driver](), itertools.count()
+    # The last commit of a driver that has died since may stop a driver once. Started again, it goes on.
+    excused: set[int] = set()
+    # Drivers that have read, and do not know what was committed since.
+    may_write: set[int] = set()
+
+    def start() -> None:
+        drivers.append(Driver(broker, f"{chance.getrandbits(16):04x}{next(numbers):04x}"))
+
+    def live() -> list[Driver]:
+        return [each for each in drivers if not each.is_stopped]
+
+    for what, which, places in steps:
+        if what == "start" or not live():
+            start()
+            continue
+        each = live()[which % len(live())]
+        first = min(live(), key=lambda driver: driver.commits._run)
+        if what == "read":
+            each.read()
+            may_write.add(id(each))
+        elif what == "write" and id(each) in may_write:
+            each.write(places)
+            may_write.discard(id(each))
+        elif what == "die":
+            drivers.remove(each)
+            excused |= set(map(id, live()))
+        assert not first.is_stopped or id(first) in excused
+    for each in live():
+        each.read()
+    if restarts or not live():
+        start()
+    first = min(live(), key=lambda driver: driver.commits._run)
+    for _ in range(3):
+        for each in chance.sample(live(), len(live())):
+            each.read()
+            if not each.is_stopped:
+                each.write(PLACES)
+    assert live() == [first]
+
+
+@dataclass
+class Identified:
+    """The checkpoint of a job."""
+
+    drawn: str
+    kept: str = ""
+
+    def identity(self) -> str:
+        return self.kept
+
+    def draw_identity(self) -> str:
+        self.kept = self.drawn
+        return self.kept
+
+    open = load = save = close = lambda self: None
+
+
+def test_of_two_new_jobs_that_begin_together_one_goes_on_and_can_be_started_again() -> None:
+    broker, one, two = MemoryBroker(), Identified("1"), Identified("2")
+    first, second = Driver(broker, "0a", one), Driver(broker, "0b", two)
+    for each in (first, second):
+        each.write(PLACES)
+    second.read()
+    # Nobody has committed since the second one.
+    assert not second.is_stopped
+    assert first.commits.check_runs(PLACES) == PLACES
+    first.write(PLACES[:1])
+    second.read()
+    assert second.is_stopped
+    # The first one has to commit each partition again that it got back.
+    with pytest.raises(CheckpointError, match="two checkpoints for one name"):
+        Driver(broker, "0c", one)
+    first.write(PLACES)
+    assert not Driver(broker, "0c", one).is_stopped
+    with pytest.raises(CheckpointError, match="two checkpoints for one name"):
+        Driver(broker, "0d", two)
