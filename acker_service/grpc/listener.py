@@ -54,7 +54,7 @@ def new_server(options: Config, handlers: Sequence[grpc.GenericRpcHandler[Any, A
     """Return a gRPC server without a port, not started."""
     # All calls have their own workers. Only reflection uses these threads.
     pool = ThreadPoolExecutor(REFLECTION_THREADS, thread_name_prefix="acker-grpc")
-    guards = [_ReflectionGuard(access)] if options.reflection else []
+    guards: list[Any] = [_ReflectionGuard(access)] if options.reflection else []
     server = grpc.server(pool, options=_settings(options), interceptors=guards)
     server.add_generic_rpc_handlers(tuple(handlers))
     if options.reflection:
