@@ -18,11 +18,14 @@ from acker_client.source.decoding.json_lines import JsonParser
 from acker_client.source.decoding.lines import BOM, LineSlice, TextParser, find_lines
 from acker_client.source.errors import InputChanged
 from acker_client.source.files.input import FileInput
+from acker_client.source.files.line_files import PACKED
 from acker_client.source.records.input import Chosen
 from tests.source.driven import Driven, read_elsewhere
 
 PIECES = [b"\n", b"\r\n", b"\r", b"a", b"{}", b"\xc3\xa9", b"\xc3", b"\xa9", b"\xff", BOM, b"\0", b"long " * 9, b""]
-contents = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join) | st.binary(max_size=60)
+contents = (st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join) | st.binary(max_size=60)).filter(
+    lambda content: not content.startswith(tuple(PACKED))
+)
 
 
 def twin(content: bytes) -> list[tuple[int, bytes]]:

@@ -33,7 +33,7 @@ MARK_BYTES = 1024
 GONE = "gone"
 CODECS = "plain text and .gz"
 # How packed files begin. A text does not begin with these bytes.
-_PACKED = {
+PACKED = {
     b"\x1f\x8b\x08": "gzip, and its name does not end in .gz",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
@@ -281,8 +281,8 @@ class PlainFile(_File):
 
     def _refuse_packed(self, file: BinaryIO) -> None:
         """Raise ``SourceError`` for a packed file, whose lines would all fail."""
-        head = file.read(max(map(len, _PACKED)))
-        for start, codec in _PACKED.items():
+        head = file.read(max(map(len, PACKED)))
+        for start, codec in PACKED.items():
             if head.startswith(start):
                 raise SourceError(
                     f"Files: {self.found.shown} is packed ({codec}), and Files reads {CODECS}: unpack it or name it"
