@@ -25,7 +25,7 @@ from http import HTTPStatus
 from acker_service.access.access import Access
 from acker_service.access.certificates import Certificates
 from acker_service.access.roles import AccessDenied
-from acker_service.http.streams import Stream, TlsStream
+from acker_service.http.streams import PlainStream, TlsStream
 from acker_service.process.logs import Log
 from acker_service.process.workers import Workers
 
@@ -189,9 +189,9 @@ class HttpServer:
             finally:
                 self._asked.pop(task, None)
 
-    def _stream(self, connection: socket.socket) -> Stream:
+    def _stream(self, connection: socket.socket) -> PlainStream:
         if self._certificates is None:
-            return Stream(connection)
+            return PlainStream(connection)
         self._certificates.renew()
         return TlsStream(connection, self._certificates.http)
 
@@ -228,7 +228,7 @@ class HttpServer:
                 log.exception("page_failed", path=path)
                 return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the server; see its log")
 
-    async def _send(self, stream: Stream, method: str, page: Page) -> None:
+    async def _send(self, stream: PlainStream, method: str, page: Page) -> None:
         status, content_type, body = page
         lines = [
             f"HTTP/1.1 {status.value} {status.phrase}",
@@ -251,7 +251,7 @@ class HttpServer:
             self._sending.discard(sent)
             sent.set_result(None)
 
-    async def _linger(self, stream: Stream) -> None:
+    async def _linger(self, stream: PlainStream) -> None:
         left = LINGER_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
@@ -259,7 +259,7 @@ class HttpServer:
                     left -= len(some)
 
 
-async def _read_head(stream: Stream) -> bytes:
+async def _read_head(stream: PlainStream) -> bytes:
     """Return the request line and the headers, or HEAD_BYTES of a longer request; b"" if the client has gone."""
     head = b""
     while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:

@@ -16,7 +16,7 @@ from typing import Any
 RECEIVED_BYTES = 1 << 16
 
 
-class Stream:
+class PlainStream:
     """A connection without TLS. All methods raise :class:`OSError` if the client has gone."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -36,7 +36,7 @@ class Stream:
         self.connection.shutdown(socket.SHUT_WR)
 
 
-class TlsStream(Stream):
+class TlsStream(PlainStream):
     """A connection with TLS. The first :meth:`read` makes the handshake."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
