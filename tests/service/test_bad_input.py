@@ -34,8 +34,9 @@ from acker_protocol.messages import (
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.core.shard import Shard
-from acker_service.grpc.servicer import CallRefused, Servicer
+from acker_service.grpc.servicer import CallRefused, Servicer, Wait
 from acker_service.locked_shard import SharedShard
+from acker_service.process.replies import Replies
 from acker_service.process.workers import Workers
 from acker_service.server import Server
 from tests.service.caller import Caller, ack_a_tree, acks, inits, roots_of
@@ -297,6 +298,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
         observe=lambda *_: None,
         reporters=workers,
         others=workers,
+        replies=Replies(send_s=10.0, clock=time.monotonic),
     )
     for session in (1, 2):
         shared.watch(Watch("test", session, 600_000))
@@ -305,7 +307,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
     for _ in range(messages):
         content = random_message(draw, method)
         try:
-            handle(content, lambda _: None)
+            handle(content, Wait())
         except (wire.Malformed, CallRefused):
             pass
         except Exception as error:
