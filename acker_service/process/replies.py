@@ -27,7 +27,7 @@ UNREAD_BYTES_MAX = 64 << 20
 LARGE_PART = 8
 # No reply is cut earlier, since its reader may only be on a slow line.
 SEND_MIN_S = 0.5
-# gRPC copies a reply. Each call also has a state of its own, measured with replies of a few bytes.
+# gRPC copies a reply (600 replies of 3.25 MB took 6.2 MB each). CALL_BYTES is an estimate of a call's own state.
 COPIES = 2
 CALL_BYTES = 16 << 10
 
