@@ -57,8 +57,8 @@ Answer = tuple[Status, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class CallContext:
-    """What a call that waits needs: to be told when its caller has gone, and to let others work meanwhile. ``parked``:
+class Wait:
+    """What a call needs to wait: to be told when its caller has gone, and to let others work meanwhile. ``parked``:
     likewise, for a wait that may take long."""
 
     on_end: OnEnd = lambda _: None
@@ -66,7 +66,7 @@ class CallContext:
     parked: Paused = contextlib.nullcontext
 
 
-_Call = Callable[[bytes, CallContext], Answer]
+_Call = Callable[[bytes, Wait], Answer]
 # The other replies have a few kilobytes.
 LARGE_REPLIES = ("Watch", "Pins")
 
@@ -115,7 +115,7 @@ class Servicer:
     def calls_under_way(self) -> int:
         return len(self._under_way)
 
-    def hello(self, content: bytes, caller: CallContext) -> Answer:
+    def hello(self, content: bytes, wait: Wait) -> Answer:
         hello = wire.decode(Hello, content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
@@ -127,38 +127,38 @@ class Servicer:
         reply = dataclasses.replace(self._hello, is_draining=self._shared.is_draining)
         return self._answer(Status.APPLIED, reply)
 
-    def apply(self, content: bytes, caller: CallContext) -> Answer:
+    def apply(self, content: bytes, wait: Wait) -> Answer:
         reply = self._shared.apply(wire.decode(Apply, content))
         return self._answer(reply.status, reply)
 
-    def open_batch(self, content: bytes, caller: CallContext) -> Answer:
+    def open_batch(self, content: bytes, wait: Wait) -> Answer:
         reply = self._shared.open_batch(wire.decode(OpenBatch, content))
         return self._answer(reply.status, reply)
 
-    def settle(self, content: bytes, caller: CallContext) -> Answer:
-        reply = self._shared.settle(wire.decode(Settle, content), caller.paused)
+    def settle(self, content: bytes, wait: Wait) -> Answer:
+        reply = self._shared.settle(wire.decode(Settle, content), wait.paused)
         return self._answer(reply.status, reply)
 
-    def watch(self, content: bytes, caller: CallContext) -> Answer:
-        reply = self._shared.watch(wire.decode(Watch, content), caller.on_end, caller.parked)
+    def watch(self, content: bytes, wait: Wait) -> Answer:
+        reply = self._shared.watch(wire.decode(Watch, content), wait.on_end, wait.parked)
         return self._answer(reply.status, reply)
 
-    def stats(self, content: bytes, caller: CallContext) -> Answer:
+    def stats(self, content: bytes, wait: Wait) -> Answer:
         wire.decode(StatsRequest, content)
         reply = StatsReply(self._hello.incarnation, VERSION, self._values())
         return self._answer(Status.APPLIED, reply)
 
-    def view(self, content: bytes, caller: CallContext) -> Answer:
+    def view(self, content: bytes, wait: Wait) -> Answer:
         wire.decode(ViewRequest, content)
         # Not stamped with the present epoch, because the reply needs the epoch of these members.
         return Status.APPLIED, wire.encode(self._view()).SerializeToString()
 
-    def drain(self, content: bytes, caller: CallContext) -> Answer:
+    def drain(self, content: bytes, wait: Wait) -> Answer:
         wire.decode(DrainRequest, content)
         reply = self._drain()
         return self._answer(reply.status, reply)
 
-    def pins(self, content: bytes, caller: CallContext) -> Answer:
+    def pins(self, content: bytes, wait: Wait) -> Answer:
         reply = self._shared.pins(wire.decode(Pins, content))
         return self._answer(reply.status, reply)
 
@@ -227,7 +227,7 @@ class Servicer:
                 with paused(), self._others.parked(connection):
                     yield
 
-            status, reply = call(content, CallContext(context.add_callback, paused, parked))
+            status, reply = call(content, Wait(context.add_callback, paused, parked))
             self._replies.add(connection, len(reply), context.cancel, context.add_callback)
         return status, reply
 

@@ -35,7 +35,7 @@ from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.access.access import Access
 from acker_service.core.shard import Shard
-from acker_service.grpc.servicer import CallContext, CallRefused, Servicer
+from acker_service.grpc.servicer import CallRefused, Servicer, Wait
 from acker_service.locked_shard import SharedShard
 from acker_service.process.replies import Replies
 from acker_service.process.workers import Workers
@@ -309,7 +309,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
     for _ in range(messages):
         content = random_message(draw, method)
         try:
-            handle(content, CallContext())
+            handle(content, Wait())
         except (wire.Malformed, CallRefused):
             pass
         except Exception as error:
