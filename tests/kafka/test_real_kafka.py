@@ -166,6 +166,45 @@ def test_a_topic_that_is_deleted_and_made_anew_is_refused(real_kafka: RealKafka,
         driven_of(real_kafka, opened, topic, {f"{topic}/0": Committed(Ranges.below(20))}, group_id="again")
 
 
+def test_a_topic_that_is_made_anew_and_has_grown_beyond_what_was_read_is_refused_by_its_id(
+    real_kafka: RealKafka, opened: list[KafkaInput]
+) -> None:
+    topic = real_kafka.new_topic()
+    real_kafka.write(topic, 0, [b"x"] * 20)
+    driven = driven_of(real_kafka, opened, topic, stop=None, refresh_s=0.01)
+    driven.finish(driven.plan(10))
+    # The first answer about ids comes with some later plan.
+    eventually(lambda: not len(driven.input.plan(0, 1).parts) and bool(driven.input.mark(f"{topic}/0", Ranges())))
+    committed = dict(driven.committed())
+    assert len(committed[f"{topic}/0"].mark["topic_id"]) > 16
+    again = driven_of(real_kafka, opened, topic, committed)
+    assert len(again.plan(100)) == 10
+    real_kafka.delete(topic)
+    real_kafka.create(topic)
+    real_kafka.write(topic, 0, [b"other"] * 50)
+    refused = f"topic '{topic}' was deleted and created again: it had the id "
+    with pytest.raises(InputChanged, match=refused):
+        driven_of(real_kafka, opened, topic, committed)
+    with pytest.raises(InputChanged, match=refused):
+        eventually(lambda: driven.input.plan(0, 1).is_end)
+
+
+def test_the_error_for_a_topic_that_is_deleted_while_it_is_read_names_it(
+    real_kafka: RealKafka, opened: list[KafkaInput]
+) -> None:
+    topic = real_kafka.new_topic()
+    real_kafka.write(topic, 0, [b"x"] * 20)
+    for refresh_s in (0.01, 1000.0):
+        driven = driven_of(
+            real_kafka, opened, topic, stop=None, refresh_s=refresh_s, timeout_s=1.0, group_id=f"{topic}-{refresh_s}"
+        )
+        assert len(driven.plan(10)) == 10
+    real_kafka.delete(topic)
+    for each in opened:
+        with pytest.raises(SourceError, match=rf"Kafka: .*topic '{topic}' does not exist at .*: create it, or name"):
+            eventually(lambda each=each: each.plan(10, 1).is_end)  # type: ignore[misc]
+
+
 def slices_from(driven: Driven, record: int) -> Any:
     return driven.slices(range(record, 20), 1)
 

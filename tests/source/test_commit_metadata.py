@@ -38,7 +38,8 @@ def test_checkpoint_and_run_are_read_back_and_other_content_counts_as_none(
     read = CommitMetadata.from_text(text, 5)
     assert read is not None
     assert (read.checkpoint, read.run) == (checkpoint, RunId(turn, id_))
-    for wrong in (5, [1], ["1", "a"], {}, None):
+    others: list[object] = [5, [1], ["1", "a"], {}, None]
+    for wrong in others:
         damaged = json.dumps({**json.loads(text), "checkpoint": 5, "run": wrong})
         read = CommitMetadata.from_text(damaged, 5)
         assert read is not None

@@ -136,7 +136,7 @@ def test_a_run_that_dies_in_its_first_batch_is_not_taken_for_another_job(
     jobs: Callable[[int], Jobs], first_poll: str, read: int
 ) -> None:
     two = jobs(20 if first_poll == "earliest" else 17)
-    dies = two.job("a.ckpt", first_poll=first_poll, stop=None)._new_run(NO_SPARK)
+    dies: Any = two.job("a.ckpt", first_poll=first_poll, stop=None)._new_run(NO_SPARK)
     dies.__enter__()
     dies._input.plan(0, 1)
     # The process has died: nothing is closed or saved, and its lock is gone.
@@ -335,11 +335,13 @@ class Identified:
         self.kept = self.drawn
         return self.kept
 
-    open = load = save = close = lambda self: None
+    open = load = save = close = None
 
 
 def test_of_two_new_jobs_that_begin_together_one_goes_on_and_can_be_started_again() -> None:
     broker, one, two = MemoryBroker(), Identified("1"), Identified("2")
+    first: Any
+    second: Any
     first, second = Driver(broker, "0a", one), Driver(broker, "0b", two)
     for each in (first, second):
         each.write(PLACES)

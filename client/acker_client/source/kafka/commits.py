@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from acker_client.source.errors import CheckpointError
@@ -66,14 +66,13 @@ class Commits:
         """
         found = self._broker.committed(partitions)
         commits = {at: Commit(each.offset, self._own(at, each)) for at, each in sorted(found.items())}
-        for at, commit in commits.items():
-            if commit.own is not None:
-                self._check_checkpoint(at, commit.own, is_new)
+        own = {at: commit.own for at, commit in commits.items() if commit.own is not None}
+        self._check_checkpoint(own, is_new)
         self._read |= found
-        turns = [commit.own.run.turn for commit in commits.values() if commit.own is not None]
         if not self._has_committed:
             # Afterwards other runs may have compared themselves with it.
-            self._run = RunId(max([self._run.turn, *(turn + 1 for turn in turns)]), self._run.id)
+            turn = max((commit.run.turn + 1 for commit in own.values()), default=1)
+            self._run = RunId(max(turn, self._run.turn), self._run.id)
         return commits
 
     def check_runs(self, partitions: Iterable[At], timeout_s: float | None = None) -> list[At]:
@@ -115,17 +114,20 @@ class Commits:
             ) from None
         return metadata if metadata is not None and metadata.source == self._source else None
 
-    def _check_checkpoint(self, at: At, commit: CommitMetadata, is_new: bool) -> None:
-        identity = IN_KAFKA if self._checkpoint is None else ""
-        if isinstance(self._checkpoint, IdentifiedCheckpointStore):
-            identity = self._checkpoint.identity()
-            # An older acker, whose commits name no checkpoint, cannot have written a checkpoint that holds nothing.
-            is_old = not commit.checkpoint and not is_new
-        else:
-            is_old = not commit.checkpoint
-        if is_old or (commit.checkpoint and commit.checkpoint == identity):
+    def _check_checkpoint(self, commits: Mapping[At, CommitMetadata], is_new: bool) -> None:
+        if not commits:
             return
-        raise CheckpointError(
+        identity, is_identified = IN_KAFKA if self._checkpoint is None else "", False
+        if isinstance(self._checkpoint, IdentifiedCheckpointStore):
+            identity, is_identified = self._checkpoint.identity(), True
+        for at, commit in commits.items():
+            # A commit of an older acker names no checkpoint. It cannot belong to one that holds nothing yet.
+            is_own = commit.checkpoint == identity if commit.checkpoint else not (is_identified and is_new)
+            if not is_own:
+                raise self._two_checkpoints(at, commit, identity)
+
+    def _two_checkpoints(self, at: At, commit: CommitMetadata, identity: str) -> CheckpointError:
+        return CheckpointError(
             f"Kafka: two checkpoints for one name. Group {self._group!r} has the commit {commit.done.prefix} of"
             f" {at.name}, which source {commit.source!r} made on {commit.by} with {_described(commit.checkpoint)}. This"
             f" source is {self._source!r} too, and has {self._described(identity)}. It would skip records that only"

@@ -275,6 +275,8 @@ class KafkaInput:
         return {} if id_ is None else {"topic_id": id_}
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
+        if not (self._has_begun or self._is_shared):
+            return f"the partitions of {self.options.topics} are not listed yet"
         behind = sum(max(0, each.end - _reach(done, at, each)) for at, each in self._logs.items())
         count = len(self._logs)
         partitions = f"{count} {'partition' if count == 1 else 'partitions'} of {self.options.topics}"

@@ -41,7 +41,8 @@ class Kafka(Source):
 
     ``checkpoint`` may be "kafka". Records below the group's offsets are then done. The metadata of an offset holds the
     done records beyond it, as many as fit. Without a checkpoint, a start also goes on from the offsets that this source
-    has committed. It then reads all records beyond them again, even if they are done. With
+    has committed. It then reads all records beyond them again, even if they are done. Commits of another checkpoint
+    under this name are refused, and of two drivers under one name the later one stops. With
     ``guarantee="at_most_once"`` the default is "kafka". Other ``options``: see ``CommonOptions``.
     """
 
