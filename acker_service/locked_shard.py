@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from hashlib import blake2b
 
+from acker_protocol.ids import session_digest
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
@@ -252,7 +252,7 @@ class SharedShard:
         with self._lock:
             source = self.shard.name_of(session)
         why = {"status": reply.status.name, "detail": reply.detail, "left_out": left_out}
-        log.warning(event, source=source, session_digest=_digest(session), **what, **why)
+        log.warning(event, source=source, session_digest=session_digest(session), **what, **why)
 
     def _begin_waiting(self, request: Watch, reply: WatchReply) -> _Waiting | None:
         if not self._should_wait(request, reply):
@@ -284,7 +284,7 @@ class SharedShard:
 
 def _log_changes(changes: Sequence[SourceChange]) -> None:
     for each in changes:
-        event, names = f"source_{each.change}", {"source": each.name, "session_digest": _digest(each.session)}
+        event, names = f"source_{each.change}", {"source": each.name, "session_digest": session_digest(each.session)}
         counts = {"pending": each.pending, "unconfirmed": each.unconfirmed, "open_batches": each.open_batches}
         if each.change == Change.OPENED:
             log.info(event, **names)
@@ -292,11 +292,6 @@ def _log_changes(changes: Sequence[SourceChange]) -> None:
             log.info(event, **names, **counts)
         else:
             log.warning(event, **names, **counts)
-
-
-def _digest(session: int) -> str:
-    """Return what stands for a session in log lines: a caller that knows a session can close its source."""
-    return blake2b(session.to_bytes(8, "little"), digest_size=4).hexdigest()
 
 
 class _MeasuredLock:

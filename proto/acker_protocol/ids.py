@@ -117,6 +117,12 @@ def hash64(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+def session_digest(session: int) -> str:
+    """Return what stands for a session in log lines. A session itself is a secret: a caller that knows it can close its
+    source."""
+    return hashlib.blake2b(session.to_bytes(8, "little"), digest_size=4).hexdigest()
+
+
 def root_id(base: int, number: int) -> int:
     """Return the root id of a session's emission ``number``. :func:`numbers_of` inverts it, so no table is needed."""
     return mix64((base + number) & MASK)

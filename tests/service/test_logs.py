@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import logging
@@ -14,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from acker_protocol.ids import session_digest
 from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Watch
 from acker_service.core.shard import Shard
 from acker_service.locked_shard import SharedShard
@@ -25,12 +25,8 @@ from tests.service.caller import SESSION, Caller, eventually, inits, roots_of
 from tests.service.half_sent import HalfSender
 
 
-def digest_of(session: int) -> str:
-    return hashlib.blake2b(session.to_bytes(8, "little"), digest_size=4).hexdigest()
-
-
 Lines = Callable[[str], list[dict[str, Any]]]
-SOURCE = {"source": "orders", "session_digest": digest_of(SESSION)}
+SOURCE = {"source": "orders", "session_digest": session_digest(SESSION)}
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ def test_a_source_that_opens_is_named_once(shared: SharedShard, lines: Lines) ->
     shared.watch(Watch("returns", 8, 10_000))
     assert lines("source_opened") == [
         {"level": "INFO", **SOURCE},
-        {"level": "INFO", "source": "returns", "session_digest": digest_of(8)},
+        {"level": "INFO", "source": "returns", "session_digest": session_digest(8)},
     ]
 
 
@@ -129,7 +125,7 @@ def test_a_refused_batch_names_its_source_and_says_why(shared: SharedShard, line
     }
     assert (stranger["source"], stranger["session_digest"], stranger["status"]) == (
         None,
-        digest_of(99),
+        session_digest(99),
         "UNKNOWN_SOURCE",
     )
     (settled,) = lines("settlement_refused")
@@ -142,8 +138,8 @@ def test_the_log_of_a_refused_watch_has_what_it_asked_for_cut_to_the_length_of_a
     shared.watch(Watch("n" * 5000, 99, 10_000))
     shared.watch(Watch("orders", SESSION, 10_000, confirmed=77))
     unnamed, beyond = lines("watch_refused")
-    assert (unnamed["source"], unnamed["session_digest"], unnamed["asked"]) == (None, digest_of(99), "n" * 256)
-    assert (beyond["source"], beyond["session_digest"]) == ("orders", digest_of(SESSION))
+    assert (unnamed["source"], unnamed["session_digest"], unnamed["asked"]) == (None, session_digest(99), "n" * 256)
+    assert (beyond["source"], beyond["session_digest"]) == ("orders", session_digest(SESSION))
     assert beyond["status"] == "INVALID"
     assert "confirmed: 77" in beyond["detail"]
 
@@ -283,7 +279,7 @@ def test_no_line_has_the_id_of_a_session(written: Written, shared: SharedShard, 
     events = {json.loads(line)["event"] for line in text.splitlines()}
     assert events >= {"source_opened", "source_closed", "watch_refused", "batch_refused", "settlement_refused"}
     assert not re.search(f"{session}|{session:x}|{session.to_bytes(8, 'little').hex()}", text)
-    assert text.count(digest_of(session)) == text.count('"source": "returns"')
+    assert text.count(session_digest(session)) == text.count('"source": "returns"')
 
 
 # -- state

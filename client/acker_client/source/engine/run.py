@@ -30,6 +30,7 @@ from acker_client.source.records.parts import Lookup, Parts
 from acker_client.source.records.retry import ReplayGroup, Retry
 from acker_client.source.records.summary import Summary
 from acker_client.source.records.tracker import NO_RECORDS
+from acker_protocol.ids import session_digest
 
 log = logging.getLogger("acker_client.source")
 
@@ -83,7 +84,8 @@ class Run:
             undo.add(self._partitions.commit)
             undo.add(self._batches.release_batch)
             self._exits = undo.pop_all()
-        log.info("source %r: session %d, %s", self.options.name, session, self._partitions.describe_done())
+        done = self._partitions.describe_done()
+        log.info("source %r: session digest %s, %s", self.options.name, session_digest(session), done)
         return self
 
     def __exit__(
