@@ -24,7 +24,6 @@ from acker_service.state.state_file import StateError
 from tests.service.caller import SESSION, Caller, eventually, inits, roots_of
 from tests.service.half_sent import HalfSender
 
-
 Lines = Callable[[str], list[dict[str, Any]]]
 SOURCE = {"source": "orders", "session_digest": session_digest(SESSION)}
 
