@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from acker_protocol.messages import (
@@ -40,6 +42,8 @@ WAIT_MAX_S = 30.0
 OUTCOMES_MAX = 250_000
 # A reply with this many outcomes does not wait for more.
 OUTCOMES_ENOUGH = 32_768
+# How long a call that takes many steps sleeps between two, so that a thread that waits for the lock gets it.
+MOMENT_S = 0.0002
 
 log = Log("acker.shard")
 
@@ -77,6 +81,7 @@ class SharedShard:
         self._max_watches = max_watches
         self._linger_s = linger_s
         self._lock = _MeasuredLock(clock)
+        shard.unlocked = self._lock.released
         self._waiting: list[_Waiting] = []
         self._settling: deque[tuple[Settle, Future[SettleReply]]] = deque()
         self._is_closing = threading.Event()
@@ -306,6 +311,17 @@ class _MeasuredLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the lock, which the caller holds, until the end of the context."""
+        self.__exit__()
+        try:
+            # The lock is not fair: without a moment in which this thread does nothing, it would get the lock again.
+            time.sleep(MOMENT_S)
+            yield
+        finally:
+            self.__enter__()
 
     def is_free_within(self, within_s: float) -> bool:
         if not self._lock.acquire(timeout=within_s):

@@ -30,11 +30,15 @@ from acker_protocol.messages import (
     reasons_of,
 )
 from acker_protocol.placement import Member, epoch_of, parts_of
-from acker_protocol.reports import malformed
+from acker_protocol.reports import ascending, malformed
 from acker_protocol.v1 import acker_pb2 as pb
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("acker_protocol.wire writes columns as they lie in memory and needs a little-endian machine")
+
+
+# How many reasons a report may have if it has fewer fails. A client may send a table of all its reasons.
+REASONS_UNUSED = 4096
 
 
 class Malformed(ValueError):
@@ -112,7 +116,8 @@ def _read_inits(wire: pb.ApplyRequest) -> InitScope | None:
     covered = bounds.reshape(-1, 2)
     if np.any(covered[:, 0] > covered[:, 1]):
         raise Malformed("covered: a range stops before it starts")
-    return InitScope(wire.inits.session, wire.inits.batch, covered)
+    # Sorted here, because a server reads messages before it takes its lock.
+    return InitScope(wire.inits.session, wire.inits.batch, ascending(covered))
 
 
 def _write_identity(wire: pb.ApplyRequest, identity: Identity) -> None:
@@ -139,6 +144,9 @@ def _read_entries(wire: pb.ApplyRequest) -> Entries:
     the root ids later, when it hashes them."""
     root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
     kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
+    # Checked first, since each reason becomes an object.
+    if len(wire.reasons) > max(REASONS_UNUSED, len(reason_ids)):
+        raise Malformed(f"reasons: {len(wire.reasons)} for {len(reason_ids)} fails; send each reason once")
     entries = Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
     trouble = malformed(entries, are_inits=wire.HasField("inits"))
     if trouble:
