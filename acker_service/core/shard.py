@@ -363,10 +363,11 @@ class Shard:
             self._run_steps(state.drop_sources(self._still_expired(expired), Change.EXPIRED))
         orphans = state.ledger.orphans
         for outcomes in state.ledger.expire(state.tick, self._orphans.ticks, EXPIRE_CELLS):
+            state.counters.orphans_expired += orphans - state.ledger.orphans
             state.deliver(outcomes, kernels.REASONS)
             if len(outcomes.roots):
                 self._pause()
-        state.counters.orphans_expired += orphans - state.ledger.orphans
+            orphans = state.ledger.orphans
         self._orphans.update_pressure()
         state.ledger.fit()
         self._forget_identities()

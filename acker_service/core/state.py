@@ -81,14 +81,13 @@ class State:
     def settle_batches(self, batches: Sequence[BatchState]) -> Steps:
         """Settle batches whose `settling` is set: end their pending roots in one sweep, report their unread roots as
         LOST, and remember the answers. Other calls may come between two steps, also for the same batches."""
-        # A batch that is not held keeps its pending roots and their timeouts when it is settled as DONE.
-        yield from self._sweep(
-            {
-                batch: _ACTIONS[batch.settling]
-                for batch in batches
-                if batch.settling == Settlement.ABANDON or (batch.settling is not None and batch.held)
-            }
-        )
+        swept: list[BatchState] = []
+        for batch in batches:
+            # A batch that is not held keeps its pending roots and their timeouts when it is settled as DONE.
+            if batch.settling is not None and (batch.held or batch.settling == Settlement.ABANDON):
+                self._actions[batch.index] = _ACTIONS[batch.settling]
+                swept.append(batch)
+        yield from self._sweep(swept)
         work = 0
         for batch in batches:
             while batch.settling is not None and batch.words_reported < len(batch.seen):
@@ -101,19 +100,17 @@ class State:
                 self._end_settling(batch, batch.settling)
         self.release_closed()
 
-    def _sweep(self, actions: Mapping[BatchState, int]) -> Steps:
-        """Apply an action of ``kernels`` to all pending roots of each batch, which takes no more inits."""
-        for batch, action in actions.items():
-            self._actions[batch.index] = action
-        while self._are_pending(actions):
+    def _sweep(self, batches: Sequence[BatchState]) -> Steps:
+        """End all pending roots of these batches, which take no more inits, as ``_actions`` says."""
+        while self._are_pending(batches):
             outcomes, ended = self.ledger.end_roots(self._actions)
             # The others are roots of sources that are no more.
             self.room.release_all(ended - len(outcomes.roots), 0, 0)
             self.deliver(outcomes, kernels.REASONS)
-            if self._are_pending(actions):
+            if self._are_pending(batches):
                 yield
 
-    def _are_pending(self, batches: Iterable[BatchState]) -> bool:
+    def _are_pending(self, batches: Sequence[BatchState]) -> bool:
         # Another call may have released a batch meanwhile, and its index may have a new owner.
         return any(self.ledger.pending[batch.index] and self.indexes.has(batch) for batch in batches)
 
@@ -169,7 +166,7 @@ class State:
             dropped += source.batches.values()
             if count % SOURCES_A_STEP == 0:
                 yield
-        yield from self._sweep(dict.fromkeys(dropped, kernels.DROP))
+        yield from self._sweep(dropped)
         self.release_closed()
 
     def _drop_source(self, source: SourceState, change: Change) -> None:
@@ -186,8 +183,7 @@ class State:
 
     def finish_steps(self) -> None:
         """Finish all settlements and drops that other calls have begun."""
-        marked = {self.indexes[index]: self._actions[index] for index in np.flatnonzero(self._actions).tolist()}
-        for _ in self._sweep(marked):
+        for _ in self._sweep([self.indexes[index] for index in np.flatnonzero(self._actions).tolist()]):
             pass
         for _ in self.settle_batches([batch for batch in self.indexes if batch.settling is not None]):
             pass

@@ -166,7 +166,10 @@ def test_a_batch_that_changed_while_its_numbers_were_counted_is_looked_at_again(
 
     shard.unlocked = unlocked
     evens, odds = bits_of(*range(0, 1024, 2)), bits_of(*range(1, 1024, 2))
-    ask = lambda slots: shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2000, slots=slots), 0.0).status  # noqa: E731
+
+    def ask(slots: bytes) -> Status:
+        return shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2000, slots=slots), 0.0).status
+
     assert ask(evens) == Status.APPLIED
     meanwhile.append(lambda: ask(odds))
     assert ask(b"\xff" * 128) == Status.APPLIED
@@ -385,7 +388,7 @@ def check_settlement(chance: random.Random) -> None:
 
     again: list[Status] = []
     told: list[list[tuple[int, Verdict, str]]] = []
-    kinds = [ack, ack, fail, init, cover, extend] + [chance.choice([restart, settle, ack])]
+    kinds = [ack, ack, fail, init, cover, extend, chance.choice([restart, settle, ack])]
     between = Between(shard, iter([chance.choice(kinds) for _ in range(chance.choice([5, 1000]))]))
     [reply] = shard.settle([Settle(SESSION, 1, how)], 0.0)
     assert between.pauses
@@ -467,6 +470,41 @@ def test_a_lease_that_is_renewed_while_others_are_dropped_goes_on(small_steps: N
     assert between.pauses
     assert [shard.name_of(session) for session in (1, 2, 3)] == [None, None, "source 3"]
     assert shard.stats.leases_expired == 2
+
+
+def test_a_source_that_opens_while_others_are_dropped_keeps_its_roots(small_steps: None) -> None:
+    """It may get the batch index of a source that has just been dropped."""
+    shard = Shard(incarnation=1, generation=2)
+    for session in range(1, 5):
+        shard.watch(Watch(f"source {session}", session, 1000), 0.0)
+    shard.watch(Watch("test", SESSION, 60_000), 0.0)
+
+    def open_another() -> None:
+        # The outcome of this tree makes the shard release closed batches.
+        shard.apply(inits(roots_of([0]), 0), 5.0)
+        shard.apply(acks(roots_of([0]), 1), 5.0)
+        shard.watch(Watch("another", 9, 60_000), 5.0)
+        shard.apply(inits(roots_of(range(1, 100)), 0, session=9), 5.0)
+
+    Between(shard, iter([open_another]))
+    shard.tick(5.0)
+    shard.apply(inits(roots_of(range(200, 300)), 2), 5.0)
+    # The next sweep.
+    shard.watch(Watch("test", SESSION, 60_000, close=True), 5.0)
+    assert shard.stats.pending == 99
+    shard.apply(acks(roots_of(range(1, 100)), 1, sender=9), 5.0)
+    assert len(shard.watch(Watch("another", 9, 60_000), 5.0).outcomes) == 99
+
+
+def test_orphans_that_come_while_roots_time_out_are_not_counted_as_expired(small_steps: None) -> None:
+    shard = Shard(incarnation=1, generation=2, orphan_timeout_s=2.0)
+    shard.watch(Watch("test", SESSION, 60_000, Limits(1000)), 0.0)
+    shard.apply(inits(roots_of(range(500)), 0), 0.0)
+    shard.apply(acks(roots_of(range(2000, 2020)), 1), 0.0)
+    between = Between(shard, iter([lambda: shard.apply(acks(roots_of(range(1000, 1100)), 2), 5.0)]))
+    shard.tick(5.0)
+    assert between.pauses
+    assert (shard.stats.orphans, shard.stats.orphans_expired) == (100, 20)
 
 
 def test_many_roots_that_time_out_at_once_are_reported_piece_by_piece(small_steps: None) -> None:
