@@ -29,6 +29,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
+from acker_service.core.batches import ascending
 from acker_service.core.parts import StatePart
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
@@ -88,6 +89,11 @@ class SharedShard:
         self._refusals = RateLimit(clock)
 
     def apply(self, message: Apply) -> ApplyReply:
+        scope = message.inits
+        if scope is not None and len(scope.covered) > 1:
+            # Sorted before the lock is taken. Otherwise the batch would sort them.
+            scope = dataclasses.replace(scope, covered=ascending(scope.covered))
+            message = dataclasses.replace(message, inits=scope)
         with self._lock:
             reply = self.shard.apply(message, self._now())
             self._wake()

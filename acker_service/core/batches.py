@@ -15,7 +15,6 @@ import numpy as np
 
 from acker_protocol.ids import SLOTS, Column
 from acker_protocol.messages import TIMEOUT_MAX_S, Limits, OpenBatch, Settlement
-from acker_protocol.reports import ascending
 from acker_service.core import kernels
 from acker_service.core.ledger import Numbering
 
@@ -265,6 +264,12 @@ def least_roots(request: OpenBatch, slots: Column) -> int:
 def slots_of(request: OpenBatch) -> Column:
     """Return the requested slots as a bit map: uint64[16]."""
     return _map(request.slots)
+
+
+def ascending(ranges: Column) -> Column:
+    """Return ``ranges: uint64[k, 2]``, pairs [start, stop), in ascending order of their starts."""
+    starts = ranges[:, 0]
+    return ranges if np.all(starts[1:] >= starts[:-1]) else ranges[np.argsort(starts)]
 
 
 def limit_ticks(limits: Limits) -> tuple[int, int]:

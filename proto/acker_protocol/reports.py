@@ -81,12 +81,6 @@ def malformed(entries: Entries, *, are_inits: bool) -> str:
     return ""
 
 
-def ascending(ranges: Column) -> Column:
-    """Return ``ranges: uint64[k, 2]``, pairs [start, stop), in ascending order of their starts."""
-    starts = ranges[:, 0]
-    return ranges if np.all(starts[1:] >= starts[:-1]) else ranges[np.argsort(starts)]
-
-
 def section_starts(root_ids: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the index of the first entry of each section, int64. ``root_ids: uint64[n]``, in wire order."""
     return _starts_of_runs(mix64_column(root_ids) >> np.uint64(SLOT_SHIFT))

@@ -30,7 +30,7 @@ from acker_protocol.messages import (
     reasons_of,
 )
 from acker_protocol.placement import Member, epoch_of, parts_of
-from acker_protocol.reports import ascending, malformed
+from acker_protocol.reports import malformed
 from acker_protocol.v1 import acker_pb2 as pb
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -116,8 +116,7 @@ def _read_inits(wire: pb.ApplyRequest) -> InitScope | None:
     covered = bounds.reshape(-1, 2)
     if np.any(covered[:, 0] > covered[:, 1]):
         raise Malformed("covered: a range stops before it starts")
-    # Sorted here, because a server reads messages before it takes its lock.
-    return InitScope(wire.inits.session, wire.inits.batch, ascending(covered))
+    return InitScope(wire.inits.session, wire.inits.batch, covered)
 
 
 def _write_identity(wire: pb.ApplyRequest, identity: Identity) -> None:
