@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from acker_protocol.ids import session_digest
@@ -29,6 +30,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
+from acker_service.core.batches import ascending
 from acker_service.core.parts import StatePart
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
@@ -42,6 +44,8 @@ WAIT_MAX_S = 30.0
 OUTCOMES_MAX = 250_000
 # A reply with this many outcomes does not wait for more.
 OUTCOMES_ENOUGH = 32_768
+# How long a call that takes many steps sleeps between two, so that a thread that waits for the lock gets it.
+MOMENT_S = 0.0002
 
 log = Log("acker.shard")
 
@@ -81,12 +85,18 @@ class SharedShard:
         self._max_watches = max_watches
         self._linger_s = linger_s
         self._lock = _MeasuredLock(clock)
+        shard.unlocked = self._lock.released
         self._waiting: list[_Waiting] = []
         self._settling: deque[tuple[Settle, Future[SettleReply]]] = deque()
         self._is_closing = threading.Event()
         self._refusals = RateLimit(clock)
 
     def apply(self, message: Apply) -> ApplyReply:
+        scope = message.inits
+        if scope is not None and len(scope.covered) > 1:
+            # Sorted before the lock is taken. Otherwise the batch would sort them.
+            scope = dataclasses.replace(scope, covered=ascending(scope.covered))
+            message = dataclasses.replace(message, inits=scope)
         with self._lock:
             reply = self.shard.apply(message, self._now())
             self._wake()
@@ -314,6 +324,17 @@ class _MeasuredLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the lock, which the caller holds, until the end of the context."""
+        self.__exit__()
+        try:
+            # The lock is not fair: without a moment in which this thread does nothing, it would get the lock again.
+            time.sleep(MOMENT_S)
+            yield
+        finally:
+            self.__enter__()
 
     def is_free_within(self, within_s: float) -> bool:
         if not self._lock.acquire(timeout=within_s):

@@ -553,22 +553,25 @@ def expire(
 
 
 @njit(
-    types.int64(types.int64, _DIRECTORY, _U8S_IN, _I64S, _U64S, _U64S, _I64S),
+    types.int64(types.int64, types.int64, types.int64, _DIRECTORY, _U8S_IN, _I64S, _U64S, _U64S, _I64S),
     nogil=True,
     cache=True,
 )
-def end_roots(slot, directory, actions, pending, out_roots, out_info, counters):
-    """End all roots of each batch index according to ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP).
+def end_roots(slot, cell, budget, directory, actions, pending, out_roots, out_info, counters):
+    """End roots of each batch index according to ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP), in about
+    ``budget`` cells.
 
-    Starts at ``slot``. Returns 1024 if all slots are finished. Otherwise the caller takes the outcomes and calls again
-    with the returned slot.
+    Walks cyclically from ``cell`` of ``slot``, over each sub-table at most once. Returns the slot where it stopped;
+    ``counters[RESUME]`` is the cell. May stop in the middle of a sub-table, whose cells may then move before the next
+    call. So a whole round may miss a root: the caller goes on until ``pending`` says that none is left.
     """
-    for at in range(slot, len(directory)):
-        if counters[OUTCOMES] + directory[at, COUNT] > len(out_roots):
-            return at
-        cells, capacity = _cells(directory, at), directory[at, CAPACITY]
-        cell = 0
+    for _ in range(len(directory)):
+        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
         while cell < capacity:
+            if budget <= 0 or counters[OUTCOMES] == len(out_roots):
+                counters[RESUME] = cell
+                return slot
+            budget -= 1
             meta = cells[3 * cell + 2]
             index = meta & _INDEX_MASK
             if cells[3 * cell] == _ZERO or meta & _INIT == _ZERO or actions[index] == KEEP:
@@ -584,8 +587,10 @@ def end_roots(slot, directory, actions, pending, out_roots, out_info, counters):
             pending[index] -= 1
             counters[FINISHED] += 1
             _erase(cells, capacity, cell)
-            directory[at, COUNT] -= 1
-    return len(directory)
+            directory[slot, COUNT] -= 1
+        slot, cell = (slot + 1) % len(directory), 0
+    counters[RESUME] = 0
+    return slot
 
 
 @njit(types.void(_U64S_IN, _U64S_IN, _DIRECTORY), nogil=True, cache=True)
@@ -647,32 +652,64 @@ def copy_in(directory, tick, keys, vals, flags, ages):
     return True
 
 
-@njit(types.int64(types.uint64, types.uint64, _U64S_IN), nogil=True, cache=True)
-def count_within(first, up_to, slots):
-    """Count how many of the ``up_to`` roots from number ``first`` on fall into ``slots`` (a bit map)."""
+@njit(nogil=True)
+def _is_within(slots, root):
+    slot = _mix(root) >> _U54
+    return slots[slot >> _U6] >> (slot & _U63) & _ONE != _ZERO
+
+
+@njit(types.int64(types.uint64, types.uint64, _U64S_IN, _U64S), nogil=True, cache=True)
+def count_within(first, up_to, slots, bits):
+    """Count how many of the ``up_to`` roots from number ``first`` on fall into ``slots`` (a bit map).
+
+    Sets the bits of their numbers in ``bits`` (uint64), unless that is empty.
+    """
     count = 0
-    for number in range(up_to):
-        slot = _mix(_mix(first + np.uint64(number))) >> _U54
-        if slots[slot >> _U6] >> (slot & _U63) & _ONE:
+    for n in range(up_to):
+        number = np.uint64(n)
+        if _is_within(slots, _mix(first + number)):
             count += 1
+            if len(bits):
+                bits[number >> _U6] |= _ONE << (number & _U63)
     return count
 
 
-@njit(types.void(_U64S, _U64S), nogil=True, cache=True)
-def uncover(bits, numbers):
-    """Clear the bits ``numbers`` of a bit map (uint64)."""
-    for number in numbers:
-        bits[number >> _U6] &= ~(_ONE << (number & _U63))
+@njit(types.void(_U64S, _U64S_IN), nogil=True, cache=True)
+def cover(bits, bounds):
+    """Set the numbers of ranges in a bit map (uint64). ``bounds``: starts and stops in turn, ascending by start."""
+    at = _ZERO
+    for n in range(0, len(bounds), 2):
+        at, stop = max(at, bounds[n]), bounds[n + 1]
+        while at < stop:
+            if at & _U63 == _ZERO and at + np.uint64(64) <= stop:
+                bits[at >> _U6] = ~_ZERO
+                at += np.uint64(64)
+            else:
+                bits[at >> _U6] |= _ONE << (at & _U63)
+                at += _ONE
 
 
-@njit(types.void(_U64S, types.uint64, types.uint64), nogil=True, cache=True)
-def cover(bits, start, stop):
-    """Set bits ``start`` to ``stop - 1`` of a bit map (uint64)."""
-    at = start
-    while at < stop:
-        if at & _U63 == _ZERO and at + np.uint64(64) <= stop:
-            bits[at >> _U6] = ~_ZERO
-            at += np.uint64(64)
-        else:
-            bits[at >> _U6] |= _ONE << (at & _U63)
-            at += _ONE
+@njit(
+    types.int64(_U64S_IN, _U64S_IN, types.int64, types.int64, types.uint64, types.uint64, _U64S_IN, _U64S, _I64S),
+    nogil=True,
+    cache=True,
+)
+def find_unread(seen, covered, word, budget, first, up_to, slots, out_roots, counters):
+    """Write the roots in ``slots`` whose numbers are in neither bit map (uint64), from ``word`` on.
+
+    Looks at ``budget`` words at most, and stops before a word whose roots might not fit. Returns the next word.
+    ``counters[OUTCOMES]`` is the number of roots.
+    """
+    at, count = word, 0
+    while at < min(len(seen), word + budget) and count + 64 <= len(out_roots):
+        unread = ~(seen[at] | covered[at])
+        for bit in range(64 if unread != _ZERO else 0):
+            number = np.uint64(64 * at + bit)
+            if unread >> np.uint64(bit) & _ONE != _ZERO and number < up_to:
+                root = _mix(first + number)
+                if _is_within(slots, root):
+                    out_roots[count] = root
+                    count += 1
+        at += 1
+    counters[OUTCOMES] = count
+    return at

@@ -33,7 +33,9 @@ WINDOW_FITS = 200
 MOVED_MAX = 250_000
 # How many entries a dump copies at once: 10 MB.
 PART_ENTRIES = 1 << 18
-# Smallest number of entries that the scratch columns have room for.
+# How many cells `end_roots` looks at in one call, in some 5 ms. The shard's lock is released between two calls.
+SWEEP_CELLS = 300_000
+# Smallest number of entries that the scratch columns have room for, and the most outcomes of one step of a sweep.
 OUTCOMES_MIN = 1 << 16
 
 TROUBLES = {
@@ -110,7 +112,7 @@ class Ledger:
         self._bits, self._sections = np.zeros(SLOTS // 64, np.uint64), np.zeros(1, np.int64)
         # The largest count of each sub-table in the previous window. The column PEAK has the largest count in this one.
         self._peaks_before = np.zeros(SLOTS, np.int64)
-        self._next = self._fits = 0
+        self._next = self._fits = self._sweep_slot = self._sweep_cell = 0
         self._make_scratch(OUTCOMES_MIN)
 
     # -- messages
@@ -208,9 +210,11 @@ class Ledger:
         left = SLOTS
         while left and cells > 0:
             self._counters[:] = 0
+            # The outcomes of one sub-table must fit.
+            most = max(OUTCOMES_MIN, int(self._directory[:, COUNT].max()))
             walked = kernels.expire(
-                self._next, left, cells, self._directory, self.limits, self.pending, orphan_ticks, tick, self._roots,
-                self._info, self._counters,
+                self._next, left, cells, self._directory, self.limits, self.pending, orphan_ticks, tick,
+                self._roots[:most], self._info[:most], self._counters,
             )  # fmt: skip
             self._next, left = (self._next + walked) % SLOTS, left - walked
             cells -= int(self._counters[kernels.APPLIED])
@@ -223,16 +227,19 @@ class Ledger:
         """Check every sub-table at the next `expire`, because limits became shorter."""
         self._directory[:, DUE] = 0
 
-    def end_roots(self, actions: Kinds) -> Iterator[LedgerOutcomes]:
-        """End the roots of each batch index according to ``actions`` (uint8[16384]), in one sweep."""
-        slot = 0
-        while slot < SLOTS:
-            self._fit_scratch()
-            self._counters[:] = 0
-            slot = kernels.end_roots(
-                slot, self._directory, actions, self.pending, self._roots, self._info, self._counters
-            )
-            yield self.outcomes()
+    def end_roots(self, actions: Kinds) -> tuple[LedgerOutcomes, int]:
+        """End roots of each batch index according to ``actions`` (uint8[16384]), in the next SWEEP_CELLS cells.
+
+        Returns the outcomes, and how many roots ended. The next call continues where this one stopped. Call it until
+        ``pending`` is 0 for each of the batch indexes.
+        """
+        self._counters[:] = 0
+        self._sweep_slot = kernels.end_roots(
+            self._sweep_slot, self._sweep_cell, SWEEP_CELLS, self._directory, actions, self.pending,
+            self._roots[:OUTCOMES_MIN], self._info[:OUTCOMES_MIN], self._counters,
+        )  # fmt: skip
+        self._sweep_cell = int(self._counters[kernels.RESUME])
+        return self.outcomes(), int(self._counters[kernels.FINISHED])
 
     # -- room
 

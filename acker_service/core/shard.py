@@ -3,15 +3,20 @@
 Decides what each call does: what is refused, and in which order its effects happen. A refused call changes nothing.
 ``applying`` applies reports, ``state`` keeps the data and routes outcomes, and ``room`` decides what fits.
 
-Not thread-safe: the caller holds one lock. ``now`` is in seconds of a monotonic clock.
+Not thread-safe: the caller holds one lock. ``now`` is in seconds of a monotonic clock. A call that takes long works in
+steps of some 10 ms; between these, ``unlocked`` lets other calls come (docs/decisions/033).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from acker_protocol.ids import mix64
+import numpy as np
+
+from acker_protocol.ids import Column, mix64
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
@@ -21,7 +26,6 @@ from acker_protocol.messages import (
     Pins,
     PinsReply,
     Settle,
-    Settlement,
     SettleReply,
     Status,
     Watch,
@@ -29,21 +33,36 @@ from acker_protocol.messages import (
 )
 from acker_service.core import kernels
 from acker_service.core.applying import Applying, delay_ms
-from acker_service.core.batches import BatchState, count_roots, limit_ticks, roots_within
+from acker_service.core.batches import BatchState, FreshRoots, count_roots, least_roots, limit_ticks, slots_of
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
 from acker_service.core.parts import StatePart
 from acker_service.core.room import Room
 from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState
-from acker_service.core.state import State
+from acker_service.core.state import State, Steps
 from acker_service.core.stats import ShardStats, SourceStats
 
 # How many cells one tick checks for expiry, in some 5 ms: one tick checks 1 M pending roots, eight ticks 10 M.
 EXPIRE_CELLS = 1_800_000
 
+# After the figures of how many sources other calls may come.
+FIGURES_A_STEP = 4096
+
 DRAINING = "this server drains and takes no new batches and sources: use another server"
 
-_ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON}
+
+@dataclass(frozen=True, slots=True)
+class _Uncounted:
+    """The roots of a batch in ``slots``, a bit map, must be counted before `OpenBatch` can be answered."""
+
+    slots: Column
+    with_others: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    slots: Column
+    roots: FreshRoots
 
 
 class Shard:
@@ -76,6 +95,8 @@ class Shard:
         self._state = State(generation, room, sequence_window=sequence_window, max_identity_bytes=max_identity_bytes)
         self._orphans = Orphans(self._state.ledger, orphan_timeout_s)
         self._applying = Applying(self._state, self._orphans, incarnation)
+        # A context in which other calls may use the shard. A call enters it between two steps, and to count.
+        self.unlocked: Callable[[], AbstractContextManager[None]] = nullcontext
 
     # -- apply
 
@@ -89,8 +110,17 @@ class Shard:
     def open_batch(self, request: OpenBatch, now: float) -> OpenBatchReply:
         """Open a batch and reserve its room, or add slots to an open batch. The answer to a repeated request is APPLIED
         again."""
+        self._state.advance_time(now)
+        reply = self._open_batch(request, None)
+        while isinstance(reply, _Uncounted):
+            with self.unlocked():
+                roots = count_roots(request, reply.slots, with_others=reply.with_others)
+            # Decides anew, since other calls may have come meanwhile.
+            reply = self._open_batch(request, _Counted(reply.slots, roots))
+        return reply
+
+    def _open_batch(self, request: OpenBatch, counted: _Counted | None) -> OpenBatchReply | _Uncounted:
         state = self._state
-        state.advance_time(now)
         source = state.sources.get(request.session)
         if source is None:
             if self.is_draining:
@@ -101,7 +131,7 @@ class Shard:
             return self._answer(Status.INVALID, trouble)
         known = source.batches.get(request.number)
         if known is not None and known.is_open:
-            return self._extend(source, known, request)
+            return self._extend(source, known, request, counted)
         if request.number <= source.last_settled:
             last = source.last_settled
             return self._answer(
@@ -109,30 +139,30 @@ class Shard:
             )
         if self.is_draining:
             return self._answer(Status.DRAINING, DRAINING)
-        return self._reserve(source, request)
+        return self._reserve(source, request, counted)
 
-    def _extend(self, source: SourceState, batch: BatchState, request: OpenBatch) -> OpenBatchReply:
+    def _extend(
+        self, source: SourceState, batch: BatchState, request: OpenBatch, counted: _Counted | None
+    ) -> OpenBatchReply | _Uncounted:
         """Add the requested slots that an open batch does not have yet, if there is room."""
         if not batch.matches(request):
             return self._answer(Status.CONFLICT, f"batch {request.number} is open with other parameters")
         fresh = batch.fresh_slots(request)
         if not fresh.any():
             return self._answer(Status.APPLIED)
-        trouble = self._state.shortage(source, 1)
-        if trouble:
-            return self._answer(Status.OVERLOADED, trouble)
-        roots = roots_within(request, fresh)
-        if batch.roots + roots > self._state.room.batch_max:
-            most = self._state.room.batch_max
-            return self._answer(Status.INVALID, f"up_to: {batch.roots + roots} roots never fit into {most}")
-        trouble = self._state.shortage(source, roots)
-        if trouble:
-            return self._answer(Status.OVERLOADED, trouble)
-        batch.extend(fresh, roots)
-        self._state.room.reserve(roots)
+        if counted is None or not np.array_equal(counted.slots, fresh):
+            refusal = self._refuse_roots(source, batch.roots, max(1, least_roots(request, fresh)))
+            return refusal or _Uncounted(fresh, with_others=True)
+        refusal = self._refuse_roots(source, batch.roots, counted.roots.count)
+        if refusal:
+            return refusal
+        batch.extend(fresh, counted.roots)
+        self._state.room.reserve(counted.roots.count)
         return self._answer(Status.APPLIED)
 
-    def _reserve(self, source: SourceState, request: OpenBatch) -> OpenBatchReply:
+    def _reserve(
+        self, source: SourceState, request: OpenBatch, counted: _Counted | None
+    ) -> OpenBatchReply | _Uncounted:
         """Open a new batch, if there is room for it."""
         state = self._state
         if request.up_to > state.room.batch_max * (NUMBERS_A_ROOT if request.slots else 1):
@@ -140,45 +170,59 @@ class Shard:
             return self._answer(Status.INVALID, detail)
         if state.indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
-        if request.slots:
-            # Comes first, since counting the roots of some slots looks at every number of the batch.
-            trouble = state.shortage(source, 1) or self._map_shortage(request)
-            if trouble:
-                return self._answer(Status.OVERLOADED, trouble)
-        roots = count_roots(request)
-        if roots > state.room.batch_max:
-            return self._answer(Status.INVALID, f"up_to: {roots} roots never fit into {state.room.batch_max}")
-        trouble = state.shortage(source, roots)
+        trouble = self._map_shortage(request) if request.slots else ""
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
+        slots = slots_of(request)
+        roots = least_roots(request, slots)
+        if request.slots:
+            if counted is None or not np.array_equal(counted.slots, slots):
+                return self._refuse_roots(source, 0, max(1, roots)) or _Uncounted(slots, with_others=False)
+            roots = counted.roots.count
+        refusal = self._refuse_roots(source, 0, roots)
+        if refusal:
+            return refusal
         state.add_batch(source, BatchState.of(request, roots, state.indexes.allocate(), state.now))
         state.room.reserve(roots)
         return self._answer(Status.APPLIED)
 
+    def _refuse_roots(self, source: SourceState, known: int, fresh: int) -> OpenBatchReply | None:
+        """Return the refusal of a batch that has ``known`` roots here and would get ``fresh`` more; None if these
+        fit."""
+        most = self._state.room.batch_max
+        if known + fresh > most:
+            return self._answer(Status.INVALID, f"up_to: {known + fresh} roots never fit into {most}")
+        trouble = self._state.shortage(source, fresh)
+        return self._answer(Status.OVERLOADED, trouble) if trouble else None
+
     def _map_shortage(self, request: OpenBatch) -> str:
         """Return why there is no room for the bit maps of one more batch, or "" if there is."""
         most = NUMBERS_A_ROOT * self._state.room.max_pending
-        numbers = sum(batch.up_to for batch in self._state.indexes if batch.is_open)
+        numbers = sum(batch.up_to for batch in self._state.indexes if not batch.is_settled)
         return f"open batches have {numbers} numbers; the server holds {most}" if numbers + request.up_to > most else ""
 
     def _answer(self, status: Status, detail: str = "") -> OpenBatchReply:
         return OpenBatchReply(self.incarnation, status, delay_ms(status), detail)
 
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
-        """Settle batches with one sweep of the ledger. A batch that is settled already gets the same answer again."""
+        """Settle batches with one sweep of the ledger. A batch that is settled already gets the same answer again.
+
+        A batch takes no inits and ranges from the first step on. A call for a batch that another call is settling
+        helps to finish that settlement first.
+        """
         state = self._state
         state.advance_time(now)
-        batches: dict[BatchState, Settlement] = {}
+        batches: list[BatchState] = []
         for request in requests:
             source = state.sources.get(request.session)
             batch = source.batches.get(request.number) if source is not None else None
-            if batch is not None and batch.is_open and batch.number:
-                batches.setdefault(batch, request.settlement)
-        # A batch that is not held keeps its pending roots and their timeouts when it is settled as DONE.
-        state.sweep({batch: _ACTIONS[how] for batch, how in batches.items() if batch.held or how == Settlement.ABANDON})
-        for batch, settlement in batches.items():
-            state.settle_batch(batch, settlement)
-        state.release_closed()
+            if source is None or batch is None or not batch.number or batch.is_settled:
+                continue
+            if batch.is_open:
+                batch.settle(request.settlement)
+                source.last_settled = max(source.last_settled, batch.number)
+            batches.append(batch)
+        self._run_steps(state.settle_batches(batches))
         return [self._settle_reply(request) for request in requests]
 
     def _settle_reply(self, request: Settle) -> SettleReply:
@@ -206,7 +250,7 @@ class Shard:
             return self._watch_reply(Status.INVALID, source, trouble)
         is_new = source is None
         if request.close:
-            state.drop_sources([source] if source is not None else [], Change.CLOSED)
+            self._run_steps(state.drop_sources([source] if source is not None else [], Change.CLOSED))
             return self._watch_reply(Status.APPLIED, source, is_new=is_new)
         if source is None:
             if self.is_draining:
@@ -315,19 +359,37 @@ class Shard:
         state = self._state
         state.advance_time(now)
         expired = [source for source in state.sources.values() if source.expires <= state.now]
-        state.counters.leases_expired += len(expired)
         if expired:
-            state.drop_sources(expired, Change.EXPIRED)
+            self._run_steps(state.drop_sources(self._still_expired(expired), Change.EXPIRED))
         orphans = state.ledger.orphans
         for outcomes in state.ledger.expire(state.tick, self._orphans.ticks, EXPIRE_CELLS):
+            state.counters.orphans_expired += orphans - state.ledger.orphans
             state.deliver(outcomes, kernels.REASONS)
-        state.counters.orphans_expired += orphans - state.ledger.orphans
+            if len(outcomes.roots):
+                self._pause()
+            orphans = state.ledger.orphans
         self._orphans.update_pressure()
         state.ledger.fit()
         self._forget_identities()
         for batch in state.indexes:
             if not state.ledger.pending[batch.index]:
                 batch.idle_at = state.now
+
+    def _still_expired(self, sources: Sequence[SourceState]) -> Iterator[SourceState]:
+        """Yield the sources whose lease has not been renewed when their turn comes, and count them."""
+        for source in sources:
+            if self._state.sources.get(source.session) is source and source.expires <= self._state.now:
+                self._state.counters.leases_expired += 1
+                yield source
+
+    def _run_steps(self, steps: Steps) -> None:
+        for _ in steps:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Let other calls use the shard."""
+        with self.unlocked():
+            pass
 
     def _forget_identities(self) -> None:
         state = self._state
@@ -355,7 +417,7 @@ class Shard:
             unconfirmed=state.room.unconfirmed,
             orphans=state.ledger.orphans,
             sources=len(state.sources),
-            open_batches=sum(bool(batch.number and batch.is_open) for batch in state.indexes),
+            open_batches=sum(bool(batch.number and not batch.is_settled) for batch in state.indexes),
             identities=len(state.dedupe),
             identity_bytes=state.dedupe.memory_bytes,
             sequence_sessions=state.dedupe.sessions,
@@ -374,10 +436,13 @@ class Shard:
 
     def source_stats(self, now: float) -> list[SourceStats]:
         """Return figures of each source, in the order in which they were opened. Cheap: does not sweep the ledger."""
-        return [
-            SourceStats(source.name, self._state.pending_of(source), now - source.watched_at)
-            for source in self._state.sources.values()
-        ]
+        figures: list[SourceStats] = []
+        for count, source in enumerate(list(self._state.sources.values()), 1):
+            if self._state.sources.get(source.session) is source:
+                figures.append(SourceStats(source.name, self._state.pending_of(source), now - source.watched_at))
+            if count % FIGURES_A_STEP == 0:
+                self._pause()
+        return figures
 
     # -- state
 

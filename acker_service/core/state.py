@@ -20,7 +20,7 @@ import numpy.typing as npt
 from acker_protocol.ids import Column
 from acker_protocol.messages import Kinds, Reason, Settlement, Verdict, reasons_of
 from acker_service.core import kernels, parts
-from acker_service.core.batches import BatchState, Indexes, limit_ticks
+from acker_service.core.batches import UNREAD_WORDS, BatchState, Indexes, limit_ticks
 from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
 from acker_service.core.ledger import Ledger, LedgerOutcomes
 from acker_service.core.parts import FORMAT, StatePart
@@ -33,7 +33,13 @@ Array = npt.NDArray[Any]
 
 # How many changes of sources are kept until they are taken. Beyond that the oldest are dropped.
 CHANGES_MAX = 4096
+# How many sources are dropped in one step.
+SOURCES_A_STEP = 512
 _INDEX = kernels.INDEXES - 1
+_ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON}
+
+# A long operation. Each step takes some 10 ms at most and leaves a state that any call may use.
+Steps = Iterator[None]
 
 
 class State:
@@ -56,6 +62,8 @@ class State:
         self.counters = Counters()
         # Closed batches that still have pending roots.
         self._closing: set[BatchState] = set()
+        # What a sweep does with the pending roots of each batch index: an action of ``kernels``.
+        self._actions = np.zeros(kernels.INDEXES, np.uint8)
 
     def advance_time(self, now: float) -> None:
         """Set the time; it never goes back."""
@@ -70,24 +78,56 @@ class State:
         source.batches[batch.number] = batch
         self.ledger.limits[batch.index] = limit_ticks(batch.limits)
 
-    def sweep(self, actions: Mapping[BatchState, int]) -> None:
-        """Apply an action of ``kernels`` to all pending roots of each batch, in one sweep of the ledger."""
-        table = np.zeros(kernels.INDEXES, np.uint8)
-        for batch, action in actions.items():
-            table[batch.index] = action
-        if not np.any(self.ledger.pending[table != kernels.KEEP]):
-            return
-        for outcomes in self.ledger.end_roots(table):
-            self.deliver(outcomes, kernels.REASONS)
+    def settle_batches(self, batches: Sequence[BatchState]) -> Steps:
+        """Settle batches whose `settling` is set: end their pending roots in one sweep, report their unread roots as
+        LOST, and remember the answers. Other calls may come between two steps, also for the same batches."""
+        swept: list[BatchState] = []
+        for batch in batches:
+            # A batch that is not held keeps its pending roots and their timeouts when it is settled as DONE.
+            if batch.settling is not None and (batch.held or batch.settling == Settlement.ABANDON):
+                self._actions[batch.index] = _ACTIONS[batch.settling]
+                swept.append(batch)
+        yield from self._sweep(swept)
+        work = 0
+        for batch in batches:
+            while batch.settling is not None and batch.words_reported < len(batch.seen):
+                if work >= UNREAD_WORDS:
+                    work = 0
+                    yield
+                else:
+                    work += self._report_unread(batch)
+            if batch.settling is not None:
+                self._end_settling(batch, batch.settling)
+        self.release_closed()
 
-    def settle_batch(self, batch: BatchState, settlement: Settlement) -> None:
-        """Close a batch after a sweep: report its unread roots as LOST, and remember the answer."""
-        source = self.sources[batch.session]
-        unread = batch.unread()
-        source.outbox.append(unread, int(Verdict.LOST), kernels.BY_UNREAD, kernels.REASONS)
+    def _sweep(self, batches: Sequence[BatchState]) -> Steps:
+        """End all pending roots of these batches, which take no more inits, as ``_actions`` says."""
+        while self._are_pending(batches):
+            outcomes, ended = self.ledger.end_roots(self._actions)
+            # The others are roots of sources that are no more.
+            self.room.release_all(ended - len(outcomes.roots), 0, 0)
+            self.deliver(outcomes, kernels.REASONS)
+            if self._are_pending(batches):
+                yield
+
+    def _are_pending(self, batches: Sequence[BatchState]) -> bool:
+        # Another call may have released a batch meanwhile, and its index may have a new owner.
+        return any(self.ledger.pending[batch.index] and self.indexes.has(batch) for batch in batches)
+
+    def _report_unread(self, batch: BatchState) -> int:
+        """Report some of the unread roots as LOST. Returns the work: how many words were looked at, and roots found."""
+        before = batch.words_reported
+        unread = batch.take_unread()
+        outbox = self.sources[batch.session].outbox
+        outbox.append(unread, int(Verdict.LOST), kernels.BY_UNREAD, kernels.REASONS)
         self.counters.lost += len(unread)
-        self.room.close_batch(batch.reserved, len(unread))
-        roots = batch.inits - int(self.ledger.pending[batch.index]) + len(unread)
+        self.room.close_batch(len(unread), len(unread))
+        return batch.words_reported - before + len(unread)
+
+    def _end_settling(self, batch: BatchState, settlement: Settlement) -> None:
+        source = self.sources[batch.session]
+        self.room.close_batch(batch.reserved, 0)
+        roots = batch.inits - int(self.ledger.pending[batch.index])
         batch.close()
         self._closing.add(batch)
         source.remember_settled(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
@@ -96,10 +136,15 @@ class State:
         """Remove closed batches without pending roots, and free their indexes."""
         for batch in [batch for batch in self._closing if not self.ledger.pending[batch.index]]:
             self._closing.discard(batch)
+            self._actions[batch.index] = kernels.KEEP
             self.indexes.free_index(batch)
-            source = self.sources.get(batch.session)
-            if source is not None:
-                source.batches.pop(batch.number, None)
+            if self._owns(batch):
+                del self.sources[batch.session].batches[batch.number]
+
+    def _owns(self, batch: BatchState) -> bool:
+        """Whether the batch's source still exists. Another source may have the same session by now."""
+        source = self.sources.get(batch.session)
+        return source is not None and source.batches.get(batch.number) is batch
 
     # -- sources
 
@@ -112,21 +157,36 @@ class State:
         held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
         return self.room.shortage(roots, held)
 
-    def drop_sources(self, sources: Sequence[SourceState], change: Change) -> None:
-        """Forget sources and all their roots, in one sweep. ``change``: why they ended."""
-        self.changes.extend(source.changed(change, self.pending_of(source)) for source in sources)
-        batches = [batch for source in sources for batch in source.batches.values()]
-        pending = sum(self.pending_of(source) for source in sources)
-        self.sweep(dict.fromkeys(batches, kernels.DROP))
+    def drop_sources(self, sources: Iterable[SourceState], change: Change) -> Steps:
+        """Forget sources and all their roots, in one sweep. ``change``: why they end. Other calls may come between two
+        steps; a source is taken from ``sources`` in the step that forgets it."""
+        dropped: list[BatchState] = []
+        for count, source in enumerate(sources, 1):
+            self._drop_source(source, change)
+            dropped += source.batches.values()
+            if count % SOURCES_A_STEP == 0:
+                yield
+        yield from self._sweep(dropped)
+        self.release_closed()
+
+    def _drop_source(self, source: SourceState, change: Change) -> None:
+        pending = self.pending_of(source)
+        self.changes.append(source.changed(change, pending))
         self.counters.roots_dropped += pending
-        reserved, unconfirmed = sum(batch.reserved for batch in batches), sum(len(source.outbox) for source in sources)
-        self.room.release_all(pending, reserved, unconfirmed)
-        for batch in batches:
+        # The room of pending roots is released when the sweep ends them.
+        self.room.release_all(0, sum(batch.reserved for batch in source.batches.values()), len(source.outbox))
+        for batch in source.batches.values():
             batch.close()
             self._closing.add(batch)
-        for source in sources:
-            del self.sources[source.session]
-        self.release_closed()
+            self._actions[batch.index] = kernels.DROP
+        del self.sources[source.session]
+
+    def finish_steps(self) -> None:
+        """Finish all settlements and drops that other calls have begun."""
+        for _ in self._sweep([self.indexes[index] for index in np.flatnonzero(self._actions).tolist()]):
+            pass
+        for _ in self.settle_batches([batch for batch in self.indexes if batch.settling is not None]):
+            pass
 
     # -- outcomes
 
@@ -134,12 +194,12 @@ class State:
         """Put outcomes into the outboxes of their sources. A reason code is an index into ``reasons``, plus one."""
         if not len(outcomes.roots):
             return
+        self.room.finish(len(outcomes.roots))
         if outcomes.is_uniform:
             info = int(outcomes.info[0])
             self._append_outcomes(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, reasons)
         else:
             self._deliver_groups(outcomes, reasons)
-        self.room.finish(len(outcomes.roots))
         self.release_closed()
 
     def _deliver_groups(self, outcomes: LedgerOutcomes, reasons: Sequence[Reason]) -> None:
@@ -156,14 +216,22 @@ class State:
     def _append_outcomes(
         self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, reasons: Sequence[Reason]
     ) -> None:
-        source = self.sources[self.indexes[index].session]
-        source.outbox.append(roots, verdicts, codes, reasons)
+        batch = self.indexes[index]
+        if not self._owns(batch):
+            # Its source is gone, and a sweep is about to end the rest of its roots.
+            self.room.confirm(len(roots))
+            return
+        self.sources[batch.session].outbox.append(roots, verdicts, codes, reasons)
         self.counters.count(verdicts, len(roots))
 
     # -- dump and load
 
     def dump(self) -> Iterator[StatePart]:
-        """Yield the whole state part by part, at its present time. The state must not change before the last part."""
+        """Yield the whole state part by part, at its present time. The state must not change before the last part.
+
+        Finishes what other calls have begun, so that a state never holds half a settlement.
+        """
+        self.finish_steps()
         sources = list(self.sources.values())
         header = {
             "format": FORMAT,

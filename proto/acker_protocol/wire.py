@@ -37,6 +37,10 @@ if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("acker_protocol.wire writes columns as they lie in memory and needs a little-endian machine")
 
 
+# How many reasons a report may have if it has fewer fails. A client may send a table of all its reasons.
+REASONS_UNUSED = 4096
+
+
 class Malformed(ValueError):
     """A message that cannot be read. The text names the field and says what it should hold."""
 
@@ -139,6 +143,9 @@ def _read_entries(wire: pb.ApplyRequest) -> Entries:
     the root ids later, when it hashes them."""
     root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
     kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
+    # Checked first, since each reason becomes an object.
+    if len(wire.reasons) > max(REASONS_UNUSED, len(reason_ids)):
+        raise Malformed(f"reasons: {len(wire.reasons)} for {len(reason_ids)} fails; send each reason once")
     entries = Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
     trouble = malformed(entries, are_inits=wire.HasField("inits"))
     if trouble:
