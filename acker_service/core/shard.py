@@ -4,7 +4,7 @@ Decides what each call does: what is refused, and in which order its effects hap
 ``applying`` applies reports, ``state`` keeps the data and routes outcomes, and ``room`` decides what fits.
 
 Not thread-safe: the caller holds one lock. ``now`` is in seconds of a monotonic clock. A call that takes long works in
-steps of some 10 ms; between these, ``unlocked`` lets other calls come (docs/decisions/033).
+steps of some 10 ms; between these, ``unlocked`` lets other calls come (docs/decisions/034).
 """
 
 from __future__ import annotations
