@@ -32,9 +32,10 @@ from acker_service.core.applying import Applying, delay_ms
 from acker_service.core.batches import BatchState, count_roots, limit_ticks, roots_within
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
+from acker_service.core.outbox import Outbox
 from acker_service.core.parts import StatePart
-from acker_service.core.room import Room
-from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState
+from acker_service.core.room import BYTES_MAX, Held, Room
+from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState, pins_bytes
 from acker_service.core.state import State
 from acker_service.core.stats import ShardStats, SourceStats
 
@@ -52,7 +53,8 @@ class Shard:
     ``incarnation`` names this process; ``generation`` names the state and stays with it over restarts. ``max_pending``
     bounds the sum of pending roots, reserved roots of open batches, and unconfirmed outcomes;
     ``max_pending_per_source`` bounds the same for one source. Orphans are bounded by half of ``max_pending``.
-    ``max_identity_bytes`` bounds the memory of report identities and sequences. Times are in seconds.
+    ``max_identity_bytes`` bounds the memory of report identities and sequences, ``max_reasons_bytes`` that of the texts
+    of fails, and ``max_pins_bytes`` that of the pins of all sources. Times are in seconds.
     """
 
     def __init__(
@@ -67,12 +69,19 @@ class Shard:
         orphan_timeout_s: float = 600.0,
         memory_s: float = 600.0,
         max_identity_bytes: int = 512 << 20,
+        max_reasons_bytes: int = BYTES_MAX,
+        max_pins_bytes: int = BYTES_MAX,
         max_lease_s: float = 3600.0,
     ) -> None:
         self.incarnation, self.version = incarnation, version
         self.is_draining = False
         self._memory_s, self._max_lease_s = memory_s, max_lease_s
-        room = Room(max_pending, max_pending if max_pending_per_source is None else max_pending_per_source)
+        room = Room(
+            max_pending,
+            max_pending if max_pending_per_source is None else max_pending_per_source,
+            reasons=Held(max_reasons_bytes),
+            pins=Held(max_pins_bytes),
+        )
         self._state = State(generation, room, sequence_window=sequence_window, max_identity_bytes=max_identity_bytes)
         self._orphans = Orphans(self._state.ledger, orphan_timeout_s)
         self._applying = Applying(self._state, self._orphans, incarnation)
@@ -140,6 +149,11 @@ class Shard:
             return self._answer(Status.INVALID, detail)
         if state.indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
+        # The source sends the pins of a batch that is not held right after it, and no other process can report about it
+        # before.
+        trouble = "" if request.held else state.pins_shortage()
+        if trouble:
+            return self._answer(Status.OVERLOADED, trouble)
         if request.slots:
             # Comes first, since counting the roots of some slots looks at every number of the batch.
             trouble = state.shortage(source, 1) or self._map_shortage(request)
@@ -214,6 +228,9 @@ class Shard:
             if state.indexes.is_full:
                 detail = "too many sources: try again when a lease has expired"
                 return self._watch_reply(Status.OVERLOADED, source, detail)
+            trouble = state.pins_shortage(pins_bytes(request.pins))
+            if trouble:
+                return self._watch_reply(Status.OVERLOADED, source, trouble)
             source = self._register(request)
         elif request.confirmed > source.outbox.cursor:
             last = source.outbox.cursor
@@ -222,13 +239,14 @@ class Shard:
         else:
             state.room.confirm(source.outbox.confirm(request.confirmed))
         lease_ms = self._renew(source, request)
-        if request.pins:
-            source.keep_pins(request.pins)
+        # A source that is open gets its outcomes even if its pins find no room: they end batches, whose pins then make
+        # room. It learns from pins_crc32 that it has to send its pins again, and `_reserve` opens no more batches.
+        trouble = state.keep_pins(source, request.pins) if request.pins else ""
         outcomes = source.outbox.read(request.max_outcomes or len(source.outbox))
         return WatchReply(
             self.incarnation,
             Status.APPLIED,
-            "",
+            trouble,
             is_new,
             source.generation,
             source.outbox.freed + len(outcomes),
@@ -283,7 +301,8 @@ class Shard:
         state = self._state
         state.registrations += 1
         generation = mix64(state.generation ^ mix64(state.registrations))
-        source = state.sources[request.session] = SourceState(request.source, request.session, 0.0, generation)
+        source = SourceState(request.source, request.session, 0.0, generation, Outbox(state.room))
+        state.add_source(source)
         index, now = state.indexes.allocate(), state.now
         state.add_batch(source, BatchState(request.session, 0, index, now, limits=request.limits, idle_at=now))
         state.changes.append(SourceChange(Change.OPENED, source.name, source.session))

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import Column
-from acker_protocol.messages import Kinds, Reason, Settlement, Verdict, reasons_of
+from acker_protocol.messages import PINS_MAX_BYTES, Kinds, Reason, Settlement, Verdict
 from acker_service.core import kernels, parts
-from acker_service.core.batches import BatchState, Indexes, limit_ticks
+from acker_service.core.batches import NO_MAP, BatchState, Indexes, limit_ticks
 from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
 from acker_service.core.ledger import Ledger, LedgerOutcomes
-from acker_service.core.parts import FORMAT, StatePart
+from acker_service.core.parts import FORMAT, FORMAT_BEFORE, StatePart
 from acker_service.core.reasons import Reasons
 from acker_service.core.room import Room
-from acker_service.core.sources import Change, SettleAnswer, SourceChange, SourceState
+from acker_service.core.sources import Change, SettleAnswer, SourceChange, SourceState, pins_bytes
 from acker_service.core.stats import Counters
 
 Array = npt.NDArray[Any]
@@ -49,7 +49,7 @@ class State:
         self.room = room
         self.ledger = Ledger(max(1024, room.max_pending // 2))
         self.dedupe = Dedupe(sequence_window, max(1, max_identity_bytes // IDENTITY_BYTES))
-        self.reasons = Reasons()
+        self.reasons = Reasons(room.reasons)
         self.indexes = Indexes()
         self.sources: dict[int, SourceState] = {}
         self.changes: deque[SourceChange] = deque(maxlen=CHANGES_MAX)
@@ -112,6 +112,28 @@ class State:
         held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
         return self.room.shortage(roots, held)
 
+    def add_source(self, source: SourceState) -> None:
+        self.sources[source.session] = source
+        self.room.pins.bytes += pins_bytes(source.pins)
+
+    def keep_pins(self, source: SourceState, pins: bytes) -> str:
+        """Keep the pins of a source. If there is no room, keep the earlier ones, and return why."""
+        trouble = self.pins_shortage(pins_bytes(pins) - pins_bytes(source.pins))
+        if not trouble:
+            self.room.pins.bytes += pins_bytes(pins) - pins_bytes(source.pins)
+            source.keep_pins(pins)
+        return trouble
+
+    def pins_shortage(self, size: int = PINS_MAX_BYTES) -> str:
+        """Return why there is no room for ``size`` more bytes of pins, or "" if there is."""
+        held = self.room.pins
+        if size <= 0 or held.fits(size):
+            return ""
+        return (
+            f"pins: no room for {size} more bytes, as sources have {held.bytes} here and the server keeps "
+            f"{held.max_bytes}: close sources, or give the server more --max-memory"
+        )
+
     def drop_sources(self, sources: Sequence[SourceState], change: Change) -> None:
         """Forget sources and all their roots, in one sweep. ``change``: why they ended."""
         self.changes.extend(source.changed(change, self.pending_of(source)) for source in sources)
@@ -125,6 +147,8 @@ class State:
             batch.close()
             self._closing.add(batch)
         for source in sources:
+            source.outbox.release()
+            self.room.pins.bytes -= pins_bytes(source.pins)
             del self.sources[source.session]
         self.release_closed()
 
@@ -164,30 +188,29 @@ class State:
 
     def dump(self) -> Iterator[StatePart]:
         """Yield the whole state part by part, at its present time. The state must not change before the last part."""
-        sources = list(self.sources.values())
         header = {
             "format": FORMAT,
             "generation": self.generation,
             "registrations": self.registrations,
             "counters": dataclasses.asdict(self.counters),
-            "reasons": self.reasons.dump(),
-            "sources": [source.dump(self.now) for source in sources],
             "totals": self._totals(),
         }
-        batches = [batch for source in sources for batch in source.batches.values()]
-        yield "header", {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)}
-        yield (
-            "batches",
-            {
-                "seen": parts.joined([batch.seen for batch in batches], np.uint64),
-                "covered": parts.joined([batch.covered for batch in batches], np.uint64),
-            },
-        )
-        yield from (("outbox", columns) for source in sources for columns in source.outbox.dump())
+        yield "header", {"json": parts.json_column(header)}
+        yield "reasons", self.reasons.dump()
+        for source in self.sources.values():
+            yield from self._dump_source(source)
         yield from (("ledger", columns) for columns in self.ledger.dump(self.tick))
         yield from (("contents", columns) for columns in self.dedupe.dump_contents(self.now))
         yield from (("sessions", columns) for columns in self.dedupe.dump_sessions(self.now))
         yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
+
+    def _dump_source(self, source: SourceState) -> Iterator[StatePart]:
+        content = parts.json_column(source.dump(self.now))
+        yield "source", {"json": content, "pins": np.frombuffer(source.pins, np.uint8)}
+        for batch in source.batches.values():
+            if len(batch.seen):
+                yield "batch", {"seen": batch.seen.copy(), "covered": batch.covered.copy()}
+        yield from (("outbox", columns) for columns in source.outbox.dump())
 
     def load(self, dumped: Iterable[StatePart]) -> None:
         """Fill this state, which must be empty. Dumped times are relative to the ``now`` of this state.
@@ -202,26 +225,26 @@ class State:
             raise ValueError(f"the state is not whole: {error}") from error
 
     def _load(self, dumped: Iterator[StatePart]) -> None:
-        header = json.loads(parts.next_part("header", dumped)["json"].tobytes())
-        if header["format"] != FORMAT:
-            raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
+        header = parts.read_json(parts.next_part("header", dumped)["json"])
+        if header["format"] not in (FORMAT, FORMAT_BEFORE):
+            raise ValueError(f"it has format {header['format']}, this server reads {FORMAT_BEFORE} and {FORMAT}")
+        totals = header["totals"]
+        if header["format"] == FORMAT_BEFORE:
+            totals["sources"] = len(header["sources"])
+            dumped = parts.from_format_before(header, dumped)
         self.generation, self.registrations = header["generation"], header["registrations"]
         self.counters = Counters.load(header["counters"])
         self.dedupe.dropped = self.counters.identities_dropped
-        self.reasons.load(header["reasons"])
-        self._load_sources(header["sources"], parts.next_part("batches", dumped))
-        for content in header["sources"]:
-            outbox = self.sources[content["session"]].outbox
-            # Servers that are older than the enum Cause wrote no causes.
-            causes = content.get("causes") or [()] * len(content["outbox"])
-            for (count, texts), numbers in zip(content["outbox"], causes, strict=True):
-                outbox.load(count, reasons_of(texts, numbers), parts.next_part("outbox", dumped))
-            self.room.unconfirmed += len(outbox)
+        self.reasons.load(parts.next_part("reasons", dumped))
         for name, columns in dumped:
             parts.check_columns(name, columns)
-            self._load_part(name, columns)
-        if self._totals() != header["totals"]:
-            raise ValueError(f"its header counts {header['totals']}, and it holds {self._totals()}")
+            if name == "source":
+                self._load_source(columns, dumped)
+            else:
+                self._load_part(name, columns)
+        self.indexes.rebuild_free()
+        if self._totals() != totals:
+            raise ValueError(f"its header counts {totals}, and it holds {self._totals()}")
         self._check_owners()
 
     def _load_part(self, name: str, columns: dict[str, Array]) -> None:
@@ -236,20 +259,29 @@ class State:
         else:
             raise ValueError(f"it holds a second {name}")
 
-    def _load_sources(self, sources: list[dict[str, Any]], batches: Mapping[str, Array]) -> None:
-        seen, covered = parts.piece_reader(batches["seen"]), parts.piece_reader(batches["covered"])
-        for content in sources:
-            source = self.sources[content["session"]] = SourceState.load(content, self.now)
-            for each in content["batches"]:
-                batch = BatchState.load(source.session, each, seen(each["words"]), covered(each["words"]), self.now)
-                self.add_batch(source, batch)
-                self.room.reserve(batch.reserved)
-                if not batch.is_open:
-                    self._closing.add(batch)
-        self.indexes.rebuild_free()
+    def _load_source(self, columns: Mapping[str, Array], dumped: Iterator[StatePart]) -> None:
+        """Load a source, and the parts after it with its batches' maps and its outcomes."""
+        content, pins = parts.read_json(columns["json"]), columns["pins"].tobytes()
+        if len(pins) != content["pins_bytes"] or content["session"] in self.sources:
+            raise ValueError("it holds a source twice, or its pins are cut short")
+        source = SourceState.load(content, pins, self.room, self.now)
+        self.add_source(source)
+        for each in content["batches"]:
+            maps = parts.next_part("batch", dumped) if each["words"] else {"seen": NO_MAP, "covered": NO_MAP}
+            if not each["words"] == len(maps["seen"]) == len(maps["covered"]):
+                raise ValueError("the maps of a batch are not as long as its source says")
+            batch = BatchState.load(source.session, each, maps["seen"], maps["covered"], self.now)
+            self.add_batch(source, batch)
+            self.room.reserve(batch.reserved)
+            if not batch.is_open:
+                self._closing.add(batch)
+        for _ in range(content["pieces"]):
+            source.outbox.load(parts.next_part("outbox", dumped))
+        self.room.unconfirmed += len(source.outbox)
 
     def _totals(self) -> dict[str, int]:
         return {
+            "sources": len(self.sources),
             "ledger": self.ledger.entries,
             "contents": len(self.dedupe),
             "sessions": self.dedupe.sessions,
