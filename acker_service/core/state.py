@@ -21,7 +21,7 @@ from acker_protocol.ids import Column
 from acker_protocol.messages import PINS_MAX_BYTES, Kinds, Reason, Settlement, Verdict
 from acker_service.core import kernels, parts
 from acker_service.core.batches import NO_MAP, BatchState, Indexes, limit_ticks
-from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
+from acker_service.core.dedupe import Dedupe
 from acker_service.core.ledger import Ledger, LedgerOutcomes
 from acker_service.core.parts import FORMAT, FORMAT_BEFORE, StatePart
 from acker_service.core.reasons import Reasons
@@ -48,7 +48,7 @@ class State:
         self.now, self.tick = 0.0, 0
         self.room = room
         self.ledger = Ledger(max(1024, room.max_pending // 2))
-        self.dedupe = Dedupe(sequence_window, max(1, max_identity_bytes // IDENTITY_BYTES))
+        self.dedupe = Dedupe(sequence_window, max_identity_bytes)
         self.reasons = Reasons(room.reasons)
         self.indexes = Indexes()
         self.sources: dict[int, SourceState] = {}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from acker_protocol.messages import Status
-from acker_service.core.dedupe import IDENTITY_BYTES
+from acker_service.core.dedupe import SEQUENCE_BYTES, SESSION_BYTES
 from acker_service.core.shard import Shard
 from acker_service.process import heap
 from acker_service.process.heap import FREED_MIN_BYTES, Heap
@@ -75,10 +75,11 @@ def test_the_heap_is_trimmed_once_after_enough_was_freed(monkeypatch: pytest.Mon
 
 
 def test_identities_are_bounded_in_bytes_and_say_how_many_they_take() -> None:
-    shard = Shard(incarnation=1, generation=2, max_identity_bytes=100 * IDENTITY_BYTES)
+    most_bytes = 100 * (SESSION_BYTES + SEQUENCE_BYTES)
+    shard = Shard(incarnation=1, generation=2, max_identity_bytes=most_bytes)
     for sequence in range(300):
         assert shard.apply(acks(roots_of([sequence]), sequence, sender=sequence), 0.0).status == Status.APPLIED
-    assert shard.stats.identity_bytes == 100 * IDENTITY_BYTES
+    assert shard.stats.identity_bytes == most_bytes
     assert shard.stats.identities_dropped == 0
     shard.tick(0.1)
     assert shard.stats.identities_dropped == 200
