@@ -27,7 +27,6 @@ from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.config import Config
 from acker_service.core import members
-from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.draining import Drain
 from acker_service.grpc import advertised, listener
 from acker_service.grpc.health_service import Health
@@ -341,8 +340,7 @@ class Server:
             log.warning("calls_overdue", calls=calls, receive_s=self._options.receive_s, left_out=left_out)
 
     def _trim_heap(self) -> None:
-        stats = self._shared.stats
-        self._heap.note(stats.ledger_bytes + stats.identity_bytes + OUTCOME_BYTES * stats.unconfirmed)
+        self._heap.note(sum(self._shared.stats.memory.values()))
 
     def _metrics_page(self) -> Page:
         return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()

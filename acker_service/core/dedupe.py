@@ -217,9 +217,9 @@ class Dedupe:
             self.sequences += 1
 
 
-def _oldest(used: Mapping[Any, AppliedSections] | Mapping[int, Session]) -> float:
-    """Return when the first of ``used`` was last used; never, if there is none."""
-    return next(iter(used.values())).touched if used else math.inf
+def _oldest(used: Mapping[Any, Any]) -> float:
+    """Return when the first of ``used`` was last used; infinity if there is none."""
+    return float(next(iter(used.values())).touched) if used else math.inf
 
 
 def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:

@@ -36,6 +36,8 @@ class Room:
     outcomes: Held = field(default_factory=Held)  # the columns of all outboxes
     reasons: Held = field(default_factory=lambda: Held(BYTES_MAX))  # texts in outboxes, and those of tombstones
     pins: Held = field(default_factory=lambda: Held(BYTES_MAX))
+    maps: Held = field(default_factory=Held)  # the bit maps of open batches
+    sources: Held = field(default_factory=Held)  # sources, batches and answers to Settle
 
     @property
     def batch_max(self) -> int:

@@ -50,6 +50,7 @@ _ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON
 class Shard:
     """The state of one server.
 
+    ``max_memory`` in bytes: if the data and the process take more, no new work is taken; None is off.
     ``incarnation`` names this process; ``generation`` names the state and stays with it over restarts. ``max_pending``
     bounds the sum of pending roots, reserved roots of open batches, and unconfirmed outcomes;
     ``max_pending_per_source`` bounds the same for one source. Orphans are bounded by half of ``max_pending``.
@@ -63,6 +64,7 @@ class Shard:
         incarnation: int,
         generation: int,
         version: str = "",
+        max_memory: int | None = None,
         max_pending: int = 20_000_000,
         max_pending_per_source: int | None = None,
         sequence_window: int = 64,
@@ -82,7 +84,13 @@ class Shard:
             reasons=Held(max_reasons_bytes),
             pins=Held(max_pins_bytes),
         )
-        self._state = State(generation, room, sequence_window=sequence_window, max_identity_bytes=max_identity_bytes)
+        self._state = State(
+            generation,
+            room,
+            sequence_window=sequence_window,
+            max_identity_bytes=max_identity_bytes,
+            max_memory=max_memory,
+        )
         self._orphans = Orphans(self._state.ledger, orphan_timeout_s)
         self._applying = Applying(self._state, self._orphans, incarnation)
 
@@ -228,7 +236,7 @@ class Shard:
             if state.indexes.is_full:
                 detail = "too many sources: try again when a lease has expired"
                 return self._watch_reply(Status.OVERLOADED, source, detail)
-            trouble = state.pins_shortage(pins_bytes(request.pins))
+            trouble = state.memory_shortage() or state.pins_shortage(pins_bytes(request.pins))
             if trouble:
                 return self._watch_reply(Status.OVERLOADED, source, trouble)
             source = self._register(request)
@@ -376,10 +384,10 @@ class Shard:
             sources=len(state.sources),
             open_batches=sum(bool(batch.number and batch.is_open) for batch in state.indexes),
             identities=len(state.dedupe),
-            identity_bytes=state.dedupe.memory_bytes,
             sequence_sessions=state.dedupe.sessions,
-            ledger_bytes=state.ledger.table_bytes,
             max_pending=state.room.max_pending,
+            max_memory=state.max_memory or 0,
+            **{f"{kind}_bytes": size for kind, size in state.memory.items()},
         )
 
     def oldest_pending_age_s(self, now: float) -> float:

@@ -23,6 +23,7 @@ from acker_service.core import kernels, parts
 from acker_service.core.batches import NO_MAP, BatchState, Indexes, limit_ticks
 from acker_service.core.dedupe import Dedupe
 from acker_service.core.ledger import Ledger, LedgerOutcomes
+from acker_service.core.memory import PROCESS_BYTES
 from acker_service.core.parts import FORMAT, FORMAT_BEFORE, StatePart
 from acker_service.core.reasons import Reasons
 from acker_service.core.room import Room
@@ -31,6 +32,8 @@ from acker_service.core.stats import Counters
 
 Array = npt.NDArray[Any]
 
+# Measured memory of a source, of a batch besides its maps, and of an answer to Settle, with their objects.
+SOURCE_BYTES, BATCH_BYTES, ANSWER_BYTES = 1500, 1300, 250
 # How many changes of sources are kept until they are taken. Beyond that the oldest are dropped.
 CHANGES_MAX = 4096
 _INDEX = kernels.INDEXES - 1
@@ -43,10 +46,19 @@ class State:
     orphans.
     """
 
-    def __init__(self, generation: int, room: Room, *, sequence_window: int, max_identity_bytes: int) -> None:
+    def __init__(
+        self,
+        generation: int,
+        room: Room,
+        *,
+        sequence_window: int,
+        max_identity_bytes: int,
+        max_memory: int | None = None,
+    ) -> None:
         self.generation, self.registrations = generation, 0
         self.now, self.tick = 0.0, 0
         self.room = room
+        self.max_memory = max_memory
         self.ledger = Ledger(max(1024, room.max_pending // 2))
         self.dedupe = Dedupe(sequence_window, max_identity_bytes)
         self.reasons = Reasons(room.reasons)
@@ -67,6 +79,8 @@ class State:
     def add_batch(self, source: SourceState, batch: BatchState) -> None:
         """Add a batch with its index and limits to ``source``."""
         self.indexes.claim(batch)
+        self.room.maps.bytes += 2 * batch.seen.nbytes
+        self.room.sources.bytes += BATCH_BYTES
         source.batches[batch.number] = batch
         self.ledger.limits[batch.index] = limit_ticks(batch.limits)
 
@@ -88,15 +102,22 @@ class State:
         self.counters.lost += len(unread)
         self.room.close_batch(batch.reserved, len(unread))
         roots = batch.inits - int(self.ledger.pending[batch.index]) + len(unread)
+        self._close(batch)
+        answers = len(source.settled)
+        source.remember_settled(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
+        self.room.sources.bytes += ANSWER_BYTES * (len(source.settled) - answers)
+
+    def _close(self, batch: BatchState) -> None:
+        self.room.maps.bytes -= 2 * batch.seen.nbytes
         batch.close()
         self._closing.add(batch)
-        source.remember_settled(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
 
     def release_closed(self) -> None:
         """Remove closed batches without pending roots, and free their indexes."""
         for batch in [batch for batch in self._closing if not self.ledger.pending[batch.index]]:
             self._closing.discard(batch)
             self.indexes.free_index(batch)
+            self.room.sources.bytes -= BATCH_BYTES
             source = self.sources.get(batch.session)
             if source is not None:
                 source.batches.pop(batch.number, None)
@@ -109,12 +130,16 @@ class State:
 
     def shortage(self, source: SourceState, roots: int) -> str:
         """Return why there is no room for more roots of ``source``, or "" if there is. ``roots``: how many more."""
+        trouble = self.memory_shortage()
+        if trouble:
+            return trouble
         held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
         return self.room.shortage(roots, held)
 
     def add_source(self, source: SourceState) -> None:
         self.sources[source.session] = source
         self.room.pins.bytes += pins_bytes(source.pins)
+        self.room.sources.bytes += SOURCE_BYTES + ANSWER_BYTES * len(source.settled)
 
     def keep_pins(self, source: SourceState, pins: bytes) -> str:
         """Keep the pins of a source. If there is no room, keep the earlier ones, and return why."""
@@ -144,13 +169,40 @@ class State:
         reserved, unconfirmed = sum(batch.reserved for batch in batches), sum(len(source.outbox) for source in sources)
         self.room.release_all(pending, reserved, unconfirmed)
         for batch in batches:
-            batch.close()
-            self._closing.add(batch)
+            self._close(batch)
         for source in sources:
             source.outbox.release()
+            self.room.sources.bytes -= SOURCE_BYTES + ANSWER_BYTES * len(source.settled)
             self.room.pins.bytes -= pins_bytes(source.pins)
             del self.sources[source.session]
         self.release_closed()
+
+    # -- memory
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The memory of each kind of data, in bytes, as it is counted: an allocator rounds it up."""
+        room = self.room
+        return {
+            "process": PROCESS_BYTES,
+            "ledger": self.ledger.table_bytes,
+            "outcomes": room.outcomes.bytes,
+            "reasons": room.reasons.bytes,
+            "pins": room.pins.bytes,
+            "identities": self.dedupe.memory_bytes,
+            "maps": room.maps.bytes,
+            "sources": room.sources.bytes,
+        }
+
+    def memory_shortage(self) -> str:
+        """Return why there is no memory for new work, or "" if there is. Never a reason to refuse acks, which free
+        memory."""
+        if self.max_memory is None:
+            return ""
+        held_bytes = sum(self.memory.values())
+        if held_bytes <= self.max_memory:
+            return ""
+        return f"no memory for new work: {held_bytes} bytes are in use, and --max-memory is {self.max_memory}"
 
     # -- outcomes
 

@@ -79,7 +79,7 @@ def test_identities_are_bounded_in_bytes_and_say_how_many_they_take() -> None:
     shard = Shard(incarnation=1, generation=2, max_identity_bytes=most_bytes)
     for sequence in range(300):
         assert shard.apply(acks(roots_of([sequence]), sequence, sender=sequence), 0.0).status == Status.APPLIED
-    assert shard.stats.identity_bytes == most_bytes
+    assert shard.stats.memory["identities"] == most_bytes
     assert shard.stats.identities_dropped == 0
     shard.tick(0.1)
     assert shard.stats.identities_dropped == 200
