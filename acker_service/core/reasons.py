@@ -15,7 +15,7 @@ import numpy as np
 from acker_protocol.messages import Cause, Kinds, Reason
 from acker_service.core import kernels
 from acker_service.core.parts import Array, joined_texts, split_texts
-from acker_service.core.room import Held
+from acker_service.core.room import HeldBytes
 
 # The longest reason that is kept, in bytes of UTF-8.
 REASON_BYTES = 4096
@@ -31,7 +31,7 @@ LOST = "(the server kept too many reasons to keep this one)"
 class Reasons:
     """Ids 1 to REASONS_MAX are texts of clients. Id 0 is the empty reason; the last two are `LOST`, ROOT_CONFLICT."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HeldBytes) -> None:
         """``held``: the memory of all reasons of the server."""
         self._held = held
         self.texts: list[Reason] = [LOST] * kernels.BY_LOST_REASON + [Cause.ROOT_CONFLICT]

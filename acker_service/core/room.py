@@ -14,7 +14,7 @@ BYTES_MAX = 64 << 20
 
 
 @dataclass(slots=True)
-class Held:
+class HeldBytes:
     """The memory of one kind of data, in bytes. ``max_bytes`` bounds it; None: something else does."""
 
     max_bytes: int | None = None
@@ -33,11 +33,13 @@ class Room:
     pending: int = 0  # roots that were initialised and have no outcome
     reserved: int = 0  # roots of open batches that were not initialised yet
     unconfirmed: int = 0  # outcomes that their source has not confirmed
-    outcomes: Held = field(default_factory=Held)  # the columns of all outboxes
-    reasons: Held = field(default_factory=lambda: Held(BYTES_MAX))  # texts in outboxes, and those of tombstones
-    pins: Held = field(default_factory=lambda: Held(BYTES_MAX))
-    maps: Held = field(default_factory=Held)  # the bit maps of open batches
-    sources: Held = field(default_factory=Held)  # sources, batches and answers to Settle
+    outcomes: HeldBytes = field(default_factory=HeldBytes)  # the columns of all outboxes
+    reasons: HeldBytes = field(
+        default_factory=lambda: HeldBytes(BYTES_MAX)
+    )  # texts in outboxes, and those of tombstones
+    pins: HeldBytes = field(default_factory=lambda: HeldBytes(BYTES_MAX))
+    maps: HeldBytes = field(default_factory=HeldBytes)  # the bit maps of open batches
+    sources: HeldBytes = field(default_factory=HeldBytes)  # sources, batches and answers to Settle
 
     @property
     def batch_max(self) -> int:

@@ -34,7 +34,7 @@ from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
 from acker_service.core.outbox import Outbox
 from acker_service.core.parts import StatePart
-from acker_service.core.room import BYTES_MAX, Held, Room
+from acker_service.core.room import BYTES_MAX, HeldBytes, Room
 from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState, pins_bytes
 from acker_service.core.state import State
 from acker_service.core.stats import ShardStats, SourceStats
@@ -81,8 +81,8 @@ class Shard:
         room = Room(
             max_pending,
             max_pending if max_pending_per_source is None else max_pending_per_source,
-            reasons=Held(max_reasons_bytes),
-            pins=Held(max_pins_bytes),
+            reasons=HeldBytes(max_reasons_bytes),
+            pins=HeldBytes(max_pins_bytes),
         )
         self._state = State(
             generation,

@@ -15,7 +15,7 @@ from acker_protocol.messages import Cause, Outcomes, Reason, Status, Verdict, Wa
 from acker_service.core import outbox
 from acker_service.core.outbox import DROPPED_REASON, REASONS_MAX, Outbox
 from acker_service.core.reasons import ENTRY_BYTES, REASON_BYTES, held_bytes
-from acker_service.core.room import Held, Room
+from acker_service.core.room import HeldBytes, Room
 from acker_service.locked_shard import OUTCOMES_MAX
 
 Row = tuple[int, int, str]
@@ -112,7 +112,7 @@ def fail(box: Outbox, text: Reason, roots: int = 1) -> None:
 
 
 def test_the_memory_of_reasons_is_bounded_for_all_sources_together() -> None:
-    held = Room(1 << 40, 1 << 40, reasons=Held(100_000))
+    held = Room(1 << 40, 1 << 40, reasons=HeldBytes(100_000))
     boxes = [new_outbox(held=held) for _ in range(50)]
     for n, box in enumerate(boxes):
         for m in range(10):
@@ -128,7 +128,7 @@ def test_the_memory_of_reasons_is_bounded_for_all_sources_together() -> None:
 
 
 def test_a_dropped_text_becomes_room_for_another_once_confirmed_or_closed() -> None:
-    held = Room(1 << 40, 1 << 40, reasons=Held(3000))
+    held = Room(1 << 40, 1 << 40, reasons=HeldBytes(3000))
     first, second = new_outbox(held=held), new_outbox(held=held)
     fail(first, "x" * 2000)
     fail(second, "y" * 2000)
@@ -144,7 +144,7 @@ def test_a_dropped_text_becomes_room_for_another_once_confirmed_or_closed() -> N
 def test_the_counted_memory_is_that_of_the_outcomes_that_are_kept(seed: int) -> None:
     chance = random.Random(seed)
     most_bytes = chance.choice([5_000, 1 << 20])
-    held = Room(1 << 40, 1 << 40, reasons=Held(most_bytes))
+    held = Room(1 << 40, 1 << 40, reasons=HeldBytes(most_bytes))
     boxes = [new_outbox(held=held) for _ in range(3)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outbox, "CHUNK_MAX", 64)
@@ -176,7 +176,7 @@ def test_the_counted_memory_is_that_of_the_outcomes_that_are_kept(seed: int) -> 
 @pytest.mark.parametrize("character", ["x", "é", "語", "😀"])
 @pytest.mark.parametrize("length", [10, 300, 1300])
 def test_as_much_memory_is_counted_as_python_takes(character: str, length: int) -> None:
-    held, boxes = Room(1 << 40, 1 << 40, reasons=Held()), [new_outbox()]
+    held, boxes = Room(1 << 40, 1 << 40, reasons=HeldBytes()), [new_outbox()]
     fail(boxes[0], "warm up")
     wire.encode(WatchReply(1, Status.APPLIED, outcomes=boxes[0].read(100)))
     before_bytes = held.reasons.bytes + held.outcomes.bytes
