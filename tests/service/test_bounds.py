@@ -178,6 +178,10 @@ def test_all_memory_is_free_when_the_sources_have_closed() -> None:
 @pytest.mark.slow
 def test_as_much_memory_is_counted_as_sources_batches_and_answers_take() -> None:
     shard = Shard(incarnation=1, generation=2)
+    # Compile the kernels first.
+    shard.watch(Watch("warm up", 1, 60_000), 0.0)
+    shard.open_batch(OpenBatch(1, 1, 1, 640, slots=bytes([1]) * 128), 0.0)
+    shard.settle([Settle(1, 1, Settlement.ABANDON)], 0.0)
     tracemalloc.start()
 
     def ratio(before: tuple[int, int]) -> float:
