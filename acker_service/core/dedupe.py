@@ -96,7 +96,10 @@ class Dedupe:
         known = self._touch_sequence(identity, digest, now) if identity.sequenced else self._touch(identity, digest)
         known.applied |= applied
         known.touched = now
-        while self.memory_bytes > self.max_bytes and len(self._contents) + len(self._sessions) > 1:
+        # A state of a server with more memory may hold far too many, which must not take long under the shard's lock.
+        for _ in range(FORGOTTEN_MAX):
+            if self.memory_bytes <= self.max_bytes or len(self._contents) + len(self._sessions) <= 1:
+                break
             self._drop_oldest()
 
     def forget_unused(self, contents_before: float, sessions_before: float) -> None:

@@ -138,6 +138,22 @@ def test_one_call_forgets_a_bounded_number_and_the_next_ones_the_rest(monkeypatc
     assert left == [(4, 4), (1, 1), (0, 0)]
 
 
+def test_a_state_with_too_many_identities_is_cut_down_a_bounded_number_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dedupe_module, "FORGOTTEN_MAX", 3)
+    full, dedupe = Dedupe(window=4, max_bytes=1 << 20), Dedupe(window=4, max_bytes=4 * CONTENT_BYTES)
+    for n in range(8):
+        full.record_applied(Identity(0, n), 9, 1, now=0.0)
+    for part in full.dump_contents(now=0.0):
+        dedupe.load_contents(part, now=0.0)
+    left = []
+    for n in range(8, 12):
+        dedupe.record_applied(Identity(0, n), 9, 1, now=0.0)
+        left.append(len(dedupe))
+    assert left == [6, 4, 4, 4]
+
+
 def test_a_dumped_state_continues_after_loading() -> None:
     dedupe = Dedupe(window=4, max_bytes=100 * CONTENT_BYTES)
     dedupe.record_applied(CONTENT, 9, 1 << 1023 | 5, now=3.0)
