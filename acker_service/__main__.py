@@ -10,6 +10,7 @@ from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.config import ConfigError
 from acker_service.http import health
+from acker_service.process.container import default_memory
 from acker_service.process.signals import Signals
 
 
@@ -26,7 +27,7 @@ def check_health(words: Sequence[str]) -> int:
         print(health.USAGE)
         return 0
     try:
-        print(f"ready at {health.check(config.read(words, os.environ))}")
+        print(f"ready at {health.check(config.read(words, os.environ, default_memory()))}")
     except (ConfigError, health.NotReady) as error:
         print(f"acker health: {error}", file=sys.stderr)
         return 1
@@ -42,7 +43,7 @@ def serve(words: Sequence[str]) -> int:
         print(f"acker {VERSION}")
         return 0
     try:
-        options = config.read(words, os.environ)
+        options = config.read(words, os.environ, default_memory())
     except ConfigError as error:
         return _print_error(error)
     # Comes first: loading the rest takes seconds, and process 1 of a container loses signals without a handler.

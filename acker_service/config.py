@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
+from acker_service.core import memory
+from acker_service.core.memory import Bounds
+
 PREFIX = "ACKER_"
 # Clients on the same machine read these; a server ignores them.
 OF_CLIENTS = frozenset(
@@ -41,9 +44,13 @@ class _Kind(NamedTuple):
     read: Callable[[str], Any]
     shape: str
 
-    def __call__(self, default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
-        """Return a field of :class:`Config`: an option of this kind. Its value is None, or from ``low`` to ``high``."""
-        return field(default=default, metadata={**self._asdict(), "help": help, "low": low, "high": high})
+    def __call__(
+        self, default: Any, help: str, low: float | None = None, high: float | None = None, shown: str = "off"
+    ) -> Any:
+        """Return a field of :class:`Config`: an option of this kind. Its value is None, or from ``low`` to ``high``.
+        ``shown``: the default in words, if it is None or False."""
+        metadata = {**self._asdict(), "help": help, "low": low, "high": high, "shown": shown}
+        return field(default=default, metadata=metadata)
 
 
 def _size(text: str) -> int:
@@ -144,8 +151,19 @@ class Config:
     away_s: float = _SECONDS(
         60.0, "How long clients wait for this server after a planned stop with --state-dir.", 0, 86_400
     )
-    max_pending: int = _WHOLE(
-        20_000_000, "Most roots pending at once; beyond it new roots are answered OVERLOADED.", 1, 2_000_000_000
+    max_memory: int | None = _SIZE(
+        None,
+        "Memory of the server, from which all its bounds follow; over it, new work is answered OVERLOADED.",
+        384 << 20,
+        1 << 42,
+        shown="3/4 of the container's limit, or half of the machine's memory",
+    )
+    max_pending: int | None = _WHOLE(
+        None,
+        "Most roots pending at once; beyond it new roots are answered OVERLOADED.",
+        1,
+        2_000_000_000,
+        shown="from --max-memory",
     )
     max_pending_per_source: int | None = _WHOLE_OR_OFF(
         None, "Most roots pending at once for one source.", 1, 2_000_000_000
@@ -158,11 +176,12 @@ class Config:
         600.0, "How long acks and fails of a root that was never initialised are kept.", 1, 1e6
     )
     memory_s: float = _SECONDS(600.0, "How long identities of reports and settled batches are remembered.", 1, 1e6)
-    max_identity_bytes: int = _SIZE(
-        512 << 20,
-        "Memory for those identities, some 525 bytes each; beyond it the oldest are forgotten early.",
+    max_identity_bytes: int | None = _SIZE(
+        None,
+        "Memory for those identities, some 575 bytes each; beyond it the oldest are forgotten early.",
         1 << 20,
         1 << 40,
+        shown="from --max-memory",
     )
     max_lease_s: float = _SECONDS(3600.0, "Longest lease that a source may ask for.", 1, 1e6)
     state_dir: str | None = _DIRECTORY(
@@ -204,6 +223,34 @@ class Config:
             )
         self._check_access()
         self._check_cluster()
+        self._check_memory()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of the server. Without ``max_memory``, a number that is the same on every machine."""
+        return memory.DEFAULT_BYTES if self.max_memory is None else self.max_memory
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds that follow from the memory, and those that were given."""
+        return memory.bounds_of(self.memory_bytes, self.max_pending, self.max_identity_bytes)
+
+    @property
+    def max_unread_bytes(self) -> int:
+        """The most bytes of replies that their clients have not read yet."""
+        return self.bounds.max_unread_bytes
+
+    def _check_memory(self) -> None:
+        try:
+            bounds = self.bounds
+        except memory.DoesNotFit as error:
+            given = [label(name) for name in ("max_pending", "max_identity_bytes") if getattr(self, name) is not None]
+            raise ConfigError(
+                f"{' and '.join(given)}: needs {_mebibytes(error.needed_bytes)} of memory with the rest of the server, "
+                f"and {flag('max_memory')} is {_mebibytes(self.memory_bytes)}; ask for less, or give "
+                f"{label('max_memory')} as much and the container a third more"
+            ) from None
+        assert bounds.needed_bytes <= self.memory_bytes
 
     def _check_access(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -261,10 +308,14 @@ def label(name: str) -> str:
     return f"{flag(name)} ({variable(name)})"
 
 
-def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Config:
-    """Return the Config of these command line arguments and environment. Raises :class:`ConfigError`."""
+def read(arguments: Sequence[str], environment: Mapping[str, str], max_memory: int | None = None) -> Config:
+    """Return the Config of these command line arguments and environment. ``max_memory``: if they do not name it.
+
+    Raises :class:`ConfigError`.
+    """
     texts = _from_environment(environment) | _from_arguments(arguments)
-    return Config(**{name: _value(_BY_NAME[name], text) for name, text in texts.items()})
+    values = {name: _value(_BY_NAME[name], text) for name, text in texts.items()}
+    return Config(**{"max_memory": max_memory, **values})
 
 
 def usage() -> str:
@@ -279,7 +330,7 @@ def usage() -> str:
         takes = "" if isinstance(option.default, bool) else " " + option.metadata["shape"].removeprefix("a ")
         lines += [
             f"  {flag(option.name)}{takes}",
-            f"      {option.metadata['help']} [{variable(option.name)}, default {_shown(option)}]",
+            f"      {option.metadata['help']} [{variable(option.name)}, default {shown(option)}]",
         ]
     return "\n".join(lines)
 
@@ -340,8 +391,13 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
         )
 
 
-def _shown(option: dataclasses.Field[Any]) -> str:
-    return "off" if option.default in (None, False) else str(option.default)
+def shown(option: dataclasses.Field[Any]) -> str:
+    """Return the default of an option in words."""
+    return str(option.metadata["shown"] if option.default in (None, False) else option.default)
+
+
+def _mebibytes(size: int) -> str:
+    return f"{-(-size >> 20)}MiB"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -31,7 +31,6 @@ from acker_service.access.certificates import CertificateError, Certificates
 from acker_service.access.tokens import Tokens, TokensError
 from acker_service.config import Config
 from acker_service.core import members
-from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.draining import Drain
 from acker_service.grpc import advertised, listener
 from acker_service.grpc.credentials import own_credentials, server_credentials
@@ -113,7 +112,7 @@ class Server:
             self._heap = Heap()
             self._trimming = Ticker("acker-heap", self._trim_heap, TRIM_S)
             self._draining = Drain(self._shared, options.drain_s, on_drained)
-            self._replies = Replies(send_s=options.send_s, clock=time.monotonic)
+            self._replies = Replies(send_s=options.send_s, max_bytes=options.max_unread_bytes, clock=time.monotonic)
             self._metrics = Metrics(
                 self._shared,
                 self._overdue,
@@ -122,6 +121,7 @@ class Server:
                 self._disconnected,
                 left_out,
                 lambda: self._replies.cut,
+                lambda: self._replies.unread_bytes,
             )
             self._workers = {
                 "apply": self._make_workers("apply", options.workers),
@@ -417,8 +417,7 @@ class Server:
             log.warning("replies_cut", replies=replies, send_s=self._options.send_s, left_out=left_out)
 
     def _trim_heap(self) -> None:
-        stats = self._shared.stats
-        self._heap.note(stats.ledger_bytes + stats.identity_bytes + OUTCOME_BYTES * stats.unconfirmed)
+        self._heap.note(sum(self._shared.stats.memory.values()))
 
     def _metrics_page(self) -> Page:
         return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()

@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import Column
-from acker_protocol.messages import Kinds, Outcomes, Reason, causes_of
-from acker_service.core.reasons import truncated
+from acker_protocol.messages import Cause, Kinds, Outcomes, Reason, causes_of, reasons_of
+from acker_service.core.parts import joined_texts, split_texts
+from acker_service.core.reasons import ENTRY_BYTES, held_bytes, truncated
+from acker_service.core.room import Room
 
 Array = npt.NDArray[Any]
 
 CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
-# Reasons are text from clients, so their number and size in a chunk are bounded. Sizes are sizes on the wire. The head
-# of a reason is its protobuf tag and length.
+# Reasons are text from clients. So their number and size on the wire are bounded in a chunk, and their memory in the
+# server. The head of a reason is its protobuf tag and length.
 REASONS_MAX = 4096
 REASONS_BYTES = 1 << 19
 REASON_HEAD_BYTES = 4
@@ -29,21 +31,47 @@ REASON_HEAD_BYTES = 4
 ANSWER_BYTES = (4 << 20) - (64 << 10)
 # Root id, verdict, reason id.
 OUTCOME_BYTES = 13
+# A chunk besides its columns and reasons: its objects, and those of numpy.
+CHUNK_BYTES = 1000
 DROPPED_REASON = "(there were too many reasons to keep this one)"
 
 
 class Chunk:
-    """Up to CHUNK_MAX consecutive outcomes: growing columns, and a table of their reasons."""
+    """Up to CHUNK_MAX consecutive outcomes: growing columns, and a table of their reasons.
 
-    __slots__ = ("_ids", "_reason_ids", "_roots", "_verdicts", "count", "reasons", "reasons_bytes")
+    ``reasons_bytes``: size of the reasons on the wire. The chunk counts its memory in ``held``.
+    """
 
-    def __init__(self, room: int) -> None:
+    __slots__ = (
+        "_held",
+        "_held_bytes",
+        "_ids",
+        "_reason_ids",
+        "_roots",
+        "_verdicts",
+        "count",
+        "reasons",
+        "reasons_bytes",
+    )
+
+    def __init__(self, outcomes: int, held: Room) -> None:
+        """``outcomes``: how many are to come first."""
         self.count, self.reasons_bytes = 0, 0
         self.reasons: list[Reason] = []
         self._ids: dict[Reason, int] = {}
-        room = max(CHUNK_MIN, min(CHUNK_MAX, room))
+        self._held = held
+        # The memory of the columns and of the reasons.
+        self._held_bytes = [0, 0]
+        room = max(CHUNK_MIN, min(CHUNK_MAX, outcomes))
         self._roots, self._verdicts = np.empty(room, np.uint64), np.empty(room, np.uint8)
         self._reason_ids: Array = np.empty(0, np.uint32)
+        self._count_columns()
+
+    def release(self) -> None:
+        """Count the chunk no longer. Its owner drops it."""
+        columns, reasons = self._held_bytes
+        self._held.outcomes.bytes -= columns
+        self._held.reasons.bytes -= reasons
 
     @property
     def room(self) -> int:
@@ -69,6 +97,7 @@ class Chunk:
             self._grow(stop)
         if not len(self._reason_ids) and np.any(reasons):
             self._reason_ids = np.zeros(len(self._roots), np.uint32)
+            self._count_columns()
         self._roots[start:stop] = roots
         self._verdicts[start:stop] = verdicts
         if len(self._reason_ids):
@@ -78,7 +107,8 @@ class Chunk:
     def reason_id(self, reason: Reason) -> int:
         """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. Adds a reason that is new.
 
-        If there is no room for a new text, DROPPED_REASON takes its place. A cause always has room.
+        If there is no room for a new text, in the chunk or in the server, DROPPED_REASON takes its place. A cause
+        always has room.
         """
         if not reason:
             return 0
@@ -87,13 +117,19 @@ class Chunk:
         if reason in self._ids:
             return self._ids[reason]
         size = len(str(reason).encode()) + REASON_HEAD_BYTES
+        memory = held_bytes(reason) if isinstance(reason, str) else 0
         is_full = len(self.reasons) >= REASONS_MAX or self.reasons_bytes + size > REASONS_BYTES
-        if is_full and isinstance(reason, str):
+        if isinstance(reason, str) and (is_full or not self._held.reasons.fits(memory)):
             reason, size = DROPPED_REASON, len(DROPPED_REASON) + REASON_HEAD_BYTES
+        if isinstance(reason, Cause) or reason == DROPPED_REASON:
+            # All chunks share these objects.
+            memory = ENTRY_BYTES
         if reason not in self._ids:
             self.reasons.append(reason)
             self.reasons_bytes += size
             self._ids[reason] = len(self.reasons)
+            self._held.reasons.bytes += memory
+            self._held_bytes[1] += memory
         return self._ids[reason]
 
     def _grow(self, count: int) -> None:
@@ -102,14 +138,24 @@ class Chunk:
         self._roots, self._verdicts = _widened(self._roots, room), _widened(self._verdicts, room)
         if len(self._reason_ids):
             self._reason_ids = _widened(self._reason_ids, room)
+        self._count_columns()
+
+    def _count_columns(self) -> None:
+        memory = CHUNK_BYTES + self._roots.nbytes + self._verdicts.nbytes + self._reason_ids.nbytes
+        self._held.outcomes.bytes += memory - self._held_bytes[0]
+        self._held_bytes[0] = memory
 
 
 class Outbox:
-    """The outcomes from cursor ``freed`` + 1 to ``cursor``. The source has confirmed the outcomes up to ``freed``."""
+    """The outcomes from cursor ``freed`` + 1 to ``cursor``. The source has confirmed the outcomes up to ``freed``.
 
-    __slots__ = ("_chunks", "_skipped", "cursor", "freed")
+    ``held``: counts the memory of all outboxes, and bounds that of their reasons.
+    """
 
-    def __init__(self, freed: int = 0) -> None:
+    __slots__ = ("_chunks", "_held", "_skipped", "cursor", "freed")
+
+    def __init__(self, held: Room, freed: int = 0) -> None:
+        self._held = held
         self.freed = self.cursor = freed
         self._chunks: deque[Chunk] = deque()
         self._skipped = 0  # outcomes at the front of the first chunk that were confirmed
@@ -143,7 +189,9 @@ class Outbox:
         self.freed += freed
         self._skipped += freed
         while self._chunks and self._skipped >= self._chunks[0].count:
-            self._skipped -= self._chunks.popleft().count
+            chunk = self._chunks.popleft()
+            chunk.release()
+            self._skipped -= chunk.count
         return freed
 
     def read(self, outcomes_max: int) -> Outcomes:
@@ -167,36 +215,42 @@ class Outbox:
 
     def _last(self, outcomes: int) -> Chunk:
         if not self._chunks or not self._chunks[-1].room:
-            self._chunks.append(Chunk(outcomes))
+            self._chunks.append(Chunk(outcomes, self._held))
         return self._chunks[-1]
 
     # -- state
 
-    def piece_headers(self) -> list[list[Any]]:
-        """Return the number of outcomes and the texts of their reasons, for each piece of `dump`."""
-        return [[some.stop - some.start, [*map(str, chunk.reasons)]] for chunk, some in self._pieces()]
-
-    def piece_causes(self) -> list[list[int]]:
-        """Return the causes of the reasons, for each piece of `dump`."""
-        return [[*causes_of(chunk.reasons)] for chunk, _ in self._pieces()]
+    @property
+    def pieces(self) -> int:
+        """How many pieces `dump` yields."""
+        return len(self._chunks)
 
     def dump(self) -> Iterator[dict[str, Array]]:
-        """Yield all outcomes in pieces, as columns: roots, verdicts and reason_ids."""
-        for piece in self._pieces():
-            columns = _columns([piece])
-            yield {"roots": columns.root_ids, "verdicts": columns.verdicts, "reason_ids": columns.reason_ids}
+        """Yield all outcomes in pieces, as columns: roots, verdicts and reason_ids; ``texts`` and ``text_sizes`` of the
+        reasons, see `parts.joined_texts`, and ``causes`` (uint8, see `causes_of`)."""
+        for n, chunk in enumerate(self._chunks):
+            columns = _columns([(chunk, slice(0 if n else self._skipped, chunk.count))])
+            yield {
+                "roots": columns.root_ids,
+                "verdicts": columns.verdicts,
+                "reason_ids": columns.reason_ids,
+                **joined_texts(map(str, chunk.reasons)),
+                "causes": np.frombuffer(causes_of(chunk.reasons), np.uint8),
+            }
 
-    def load(self, count: int, reasons: Sequence[Reason], columns: Mapping[str, Array]) -> None:
+    def load(self, columns: Mapping[str, Array]) -> None:
         """Append a piece of `dump`. Raises ValueError if the piece is incomplete or a reason is missing."""
-        codes = columns["reason_ids"]
-        if not count == len(columns["roots"]) == len(columns["verdicts"]) == len(codes):
-            raise ValueError("a piece of the outcomes is shorter than its header says")
-        if codes.max(initial=0) > len(reasons):
+        codes, texts, causes = columns["reason_ids"], split_texts(columns), columns["causes"].tolist()
+        if not len(columns["roots"]) == len(columns["verdicts"]) == len(codes):
+            raise ValueError("the columns of a piece of the outcomes differ in length")
+        if codes.max(initial=0) > len(texts) or len(texts) != len(causes):
             raise ValueError("outcomes lack their reasons")
-        self.append(columns["roots"], columns["verdicts"], codes, reasons)
+        self.append(columns["roots"], columns["verdicts"], codes, reasons_of(texts, causes))
 
-    def _pieces(self) -> list[tuple[Chunk, slice]]:
-        return [(chunk, slice(0 if n else self._skipped, chunk.count)) for n, chunk in enumerate(self._chunks)]
+    def release(self) -> None:
+        """Count the outcomes no longer, as their source has ended."""
+        for chunk in self._chunks:
+            chunk.release()
 
 
 def _widened(column: Array, room: int) -> Array:

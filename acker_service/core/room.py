@@ -1,12 +1,27 @@
 """Room: counts pending roots, reserved roots and unconfirmed outcomes against the limits of the server.
 
 Decides whether more roots fit, both in the server and for one source. Every change of the three counts goes through
-here. Knows neither roots nor sources: the caller says how many a source has.
+here. Knows neither roots nor sources: the caller says how many a source has. Also counts the bytes that clients make
+the server keep beside the ledger.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+# Bound of the reasons and of the pins of all sources, unless the server is configured otherwise.
+BYTES_MAX = 64 << 20
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """The memory of one kind of data, in bytes. ``max_bytes`` bounds it; None: something else does."""
+
+    max_bytes: int | None = None
+    bytes: int = 0
+
+    def fits(self, size: int) -> bool:
+        return self.max_bytes is None or self.bytes + size <= self.max_bytes
 
 
 @dataclass(slots=True)
@@ -18,6 +33,13 @@ class Room:
     pending: int = 0  # roots that were initialised and have no outcome
     reserved: int = 0  # roots of open batches that were not initialised yet
     unconfirmed: int = 0  # outcomes that their source has not confirmed
+    outcomes: HeldBytes = field(default_factory=HeldBytes)  # the columns of all outboxes
+    reasons: HeldBytes = field(
+        default_factory=lambda: HeldBytes(BYTES_MAX)
+    )  # texts in outboxes, and those of tombstones
+    pins: HeldBytes = field(default_factory=lambda: HeldBytes(BYTES_MAX))
+    maps: HeldBytes = field(default_factory=HeldBytes)  # the bit maps of open batches
+    sources: HeldBytes = field(default_factory=HeldBytes)  # sources, batches and answers to Settle
 
     @property
     def batch_max(self) -> int:

@@ -36,9 +36,10 @@ from acker_service.core.applying import Applying, delay_ms
 from acker_service.core.batches import BatchState, FreshRoots, count_roots, least_roots, limit_ticks, slots_of
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
+from acker_service.core.outbox import Outbox
 from acker_service.core.parts import StatePart
-from acker_service.core.room import Room
-from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState
+from acker_service.core.room import BYTES_MAX, HeldBytes, Room
+from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState, pins_bytes
 from acker_service.core.state import State, Steps
 from acker_service.core.stats import ShardStats, SourceStats
 
@@ -68,10 +69,12 @@ class _Counted:
 class Shard:
     """The state of one server.
 
+    ``max_memory`` in bytes: if the data and the process take more, no new work is taken; None is off.
     ``incarnation`` names this process; ``generation`` names the state and stays with it over restarts. ``max_pending``
     bounds the sum of pending roots, reserved roots of open batches, and unconfirmed outcomes;
     ``max_pending_per_source`` bounds the same for one source. Orphans are bounded by half of ``max_pending``.
-    ``max_identity_bytes`` bounds the memory of report identities and sequences. Times are in seconds.
+    ``max_identity_bytes`` bounds the memory of report identities and sequences, ``max_reasons_bytes`` that of the texts
+    of fails, and ``max_pins_bytes`` that of the pins of all sources. Times are in seconds.
     """
 
     def __init__(
@@ -80,19 +83,33 @@ class Shard:
         incarnation: int,
         generation: int,
         version: str = "",
+        max_memory: int | None = None,
         max_pending: int = 20_000_000,
         max_pending_per_source: int | None = None,
         sequence_window: int = 64,
         orphan_timeout_s: float = 600.0,
         memory_s: float = 600.0,
         max_identity_bytes: int = 512 << 20,
+        max_reasons_bytes: int = BYTES_MAX,
+        max_pins_bytes: int = BYTES_MAX,
         max_lease_s: float = 3600.0,
     ) -> None:
         self.incarnation, self.version = incarnation, version
         self.is_draining = False
         self._memory_s, self._max_lease_s = memory_s, max_lease_s
-        room = Room(max_pending, max_pending if max_pending_per_source is None else max_pending_per_source)
-        self._state = State(generation, room, sequence_window=sequence_window, max_identity_bytes=max_identity_bytes)
+        room = Room(
+            max_pending,
+            max_pending if max_pending_per_source is None else max_pending_per_source,
+            reasons=HeldBytes(max_reasons_bytes),
+            pins=HeldBytes(max_pins_bytes),
+        )
+        self._state = State(
+            generation,
+            room,
+            sequence_window=sequence_window,
+            max_identity_bytes=max_identity_bytes,
+            max_memory=max_memory,
+        )
         self._orphans = Orphans(self._state.ledger, orphan_timeout_s)
         self._applying = Applying(self._state, self._orphans, incarnation)
         # A context in which other calls may use the shard. A call enters it between two steps, and to count.
@@ -170,7 +187,11 @@ class Shard:
             return self._answer(Status.INVALID, detail)
         if state.indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
-        trouble = self._map_shortage(request) if request.slots else ""
+        # The source sends the pins of a batch that is not held right after it, and no other process can report about it
+        # before.
+        trouble = "" if request.held else state.pins_shortage()
+        if not trouble and request.slots:
+            trouble = self._map_shortage(request)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
         slots = slots_of(request)
@@ -258,6 +279,9 @@ class Shard:
             if state.indexes.is_full:
                 detail = "too many sources: try again when a lease has expired"
                 return self._watch_reply(Status.OVERLOADED, source, detail)
+            trouble = state.memory_shortage() or state.pins_shortage(pins_bytes(request.pins))
+            if trouble:
+                return self._watch_reply(Status.OVERLOADED, source, trouble)
             source = self._register(request)
         elif request.confirmed > source.outbox.cursor:
             last = source.outbox.cursor
@@ -266,13 +290,14 @@ class Shard:
         else:
             state.room.confirm(source.outbox.confirm(request.confirmed))
         lease_ms = self._renew(source, request)
-        if request.pins:
-            source.keep_pins(request.pins)
+        # A source that is open gets its outcomes even if its pins find no room: they end batches, whose pins then make
+        # room. It learns from pins_crc32 that it has to send its pins again, and `_reserve` opens no more batches.
+        trouble = state.keep_pins(source, request.pins) if request.pins else ""
         outcomes = source.outbox.read(request.max_outcomes or len(source.outbox))
         return WatchReply(
             self.incarnation,
             Status.APPLIED,
-            "",
+            trouble,
             is_new,
             source.generation,
             source.outbox.freed + len(outcomes),
@@ -327,7 +352,8 @@ class Shard:
         state = self._state
         state.registrations += 1
         generation = mix64(state.generation ^ mix64(state.registrations))
-        source = state.sources[request.session] = SourceState(request.source, request.session, 0.0, generation)
+        source = SourceState(request.source, request.session, 0.0, generation, Outbox(state.room))
+        state.add_source(source)
         index, now = state.indexes.allocate(), state.now
         state.add_batch(source, BatchState(request.session, 0, index, now, limits=request.limits, idle_at=now))
         state.changes.append(SourceChange(Change.OPENED, source.name, source.session))
@@ -419,10 +445,10 @@ class Shard:
             sources=len(state.sources),
             open_batches=sum(bool(batch.number and not batch.is_settled) for batch in state.indexes),
             identities=len(state.dedupe),
-            identity_bytes=state.dedupe.memory_bytes,
             sequence_sessions=state.dedupe.sessions,
-            ledger_bytes=state.ledger.table_bytes,
             max_pending=state.room.max_pending,
+            max_memory=state.max_memory or 0,
+            **{f"{kind}_bytes": size for kind, size in state.memory.items()},
         )
 
     def oldest_pending_age_s(self, now: float) -> float:

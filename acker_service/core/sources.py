@@ -5,7 +5,7 @@ Decides what is remembered of settled batches. Knows neither the ledger nor othe
 
 from __future__ import annotations
 
-import base64
+import sys
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from typing import Any
 from acker_protocol.messages import Settlement
 from acker_service.core.batches import BatchState
 from acker_service.core.outbox import Outbox
+from acker_service.core.room import Room
 
 # How many answers to Settle are remembered per source. A driver retries within seconds, so older ones are not needed.
 SETTLED_MAX = 1024
@@ -69,8 +70,8 @@ class SourceState:
     session: int
     expires: float
     generation: int
+    outbox: Outbox
     lease_s: float = 0.0
-    outbox: Outbox = field(default_factory=Outbox)
     batches: dict[int, BatchState] = field(default_factory=dict)
     settled: OrderedDict[int, SettleAnswer] = field(default_factory=OrderedDict)
     last_settled: int = 0
@@ -88,6 +89,7 @@ class SourceState:
         return SourceChange(change, self.name, self.session, pending, len(self.outbox), open_batches)
 
     def keep_pins(self, pins: bytes) -> None:
+        """Keep ``pins`` instead of the earlier ones."""
         self.pins, self.pins_crc32 = pins, zlib.crc32(pins)
 
     def remember_settled(self, number: int, settled: SettleAnswer) -> None:
@@ -99,8 +101,8 @@ class SourceState:
     # -- state
 
     def dump(self, now: float) -> dict[str, Any]:
-        """Return JSON fields of the source and its batches. Other parts of the dump hold the arrays of batches and
-        outbox."""
+        """Return JSON fields of the source and its batches. Other parts of the dump hold the pins, the maps of batches,
+        and the outcomes."""
         return {
             "name": self.name,
             "session": self.session,
@@ -108,24 +110,27 @@ class SourceState:
             "lease_s": self.lease_s,
             "silent_s": now - self.watched_at,
             "freed": self.outbox.freed,
-            "outbox": self.outbox.piece_headers(),
-            "causes": self.outbox.piece_causes(),
+            "pieces": self.outbox.pieces,
+            "pins_bytes": len(self.pins),
             "last_settled": self.last_settled,
             "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in self.settled.items()],
             "batches": [batch.dump(now) for batch in self.batches.values()],
-            "pins": base64.b64encode(self.pins).decode(),
         }
 
     @classmethod
-    def load(cls, content: dict[str, Any], now: float) -> SourceState:
-        """Restore a source from the result of `dump`, without batches and outcomes."""
-        lease_s = content["lease_s"]
+    def load(cls, content: dict[str, Any], pins: bytes, held: Room, now: float) -> SourceState:
+        """Restore a source from the result of `dump` and its pins, without batches and outcomes."""
+        lease_s, outbox = content["lease_s"], Outbox(held, content["freed"])
         # The lease starts again, since the source could not renew it while no server ran.
-        source = cls(content["name"], content["session"], now + lease_s, content["generation"], lease_s)
-        source.outbox = Outbox(content["freed"])
+        source = cls(content["name"], content["session"], now + lease_s, content["generation"], outbox, lease_s)
         source.last_settled = content["last_settled"]
         source.watched_at = now - content.get("silent_s", 0.0)
-        source.keep_pins(base64.b64decode(content.get("pins", "")))
+        source.keep_pins(pins)
         for number, settlement, cursor, roots in content["settled"]:
             source.settled[number] = SettleAnswer(Settlement(settlement), cursor, roots)
         return source
+
+
+def pins_bytes(pins: bytes) -> int:
+    """Return the memory of the pins of one source. Sources without pins share one empty object."""
+    return sys.getsizeof(pins) if pins else 0

@@ -18,19 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import Column
-from acker_protocol.messages import Kinds, Reason, Settlement, Verdict, reasons_of
+from acker_protocol.messages import PINS_MAX_BYTES, Kinds, Reason, Settlement, Verdict
 from acker_service.core import kernels, parts
-from acker_service.core.batches import UNREAD_WORDS, BatchState, Indexes, limit_ticks
-from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
+from acker_service.core.batches import NO_MAP, UNREAD_WORDS, BatchState, Indexes, limit_ticks
+from acker_service.core.dedupe import Dedupe
 from acker_service.core.ledger import Ledger, LedgerOutcomes
-from acker_service.core.parts import FORMAT, StatePart
+from acker_service.core.memory import PROCESS_BYTES
+from acker_service.core.parts import FORMAT, FORMAT_BEFORE, StatePart
 from acker_service.core.reasons import Reasons
 from acker_service.core.room import Room
-from acker_service.core.sources import Change, SettleAnswer, SourceChange, SourceState
+from acker_service.core.sources import Change, SettleAnswer, SourceChange, SourceState, pins_bytes
 from acker_service.core.stats import Counters
 
 Array = npt.NDArray[Any]
 
+# Measured memory of a source, of a batch besides its maps, and of an answer to Settle, with their objects.
+SOURCE_BYTES, BATCH_BYTES, ANSWER_BYTES = 1500, 1300, 250
 # How many changes of sources are kept until they are taken. Beyond that the oldest are dropped.
 CHANGES_MAX = 4096
 # How many sources are dropped in one step.
@@ -49,13 +52,22 @@ class State:
     orphans.
     """
 
-    def __init__(self, generation: int, room: Room, *, sequence_window: int, max_identity_bytes: int) -> None:
+    def __init__(
+        self,
+        generation: int,
+        room: Room,
+        *,
+        sequence_window: int,
+        max_identity_bytes: int,
+        max_memory: int | None = None,
+    ) -> None:
         self.generation, self.registrations = generation, 0
         self.now, self.tick = 0.0, 0
         self.room = room
+        self.max_memory = max_memory
         self.ledger = Ledger(max(1024, room.max_pending // 2))
-        self.dedupe = Dedupe(sequence_window, max(1, max_identity_bytes // IDENTITY_BYTES))
-        self.reasons = Reasons()
+        self.dedupe = Dedupe(sequence_window, max_identity_bytes)
+        self.reasons = Reasons(room.reasons)
         self.indexes = Indexes()
         self.sources: dict[int, SourceState] = {}
         self.changes: deque[SourceChange] = deque(maxlen=CHANGES_MAX)
@@ -75,6 +87,8 @@ class State:
     def add_batch(self, source: SourceState, batch: BatchState) -> None:
         """Add a batch with its index and limits to ``source``."""
         self.indexes.claim(batch)
+        self.room.maps.bytes += 2 * batch.seen.nbytes
+        self.room.sources.bytes += BATCH_BYTES
         source.batches[batch.number] = batch
         self.ledger.limits[batch.index] = limit_ticks(batch.limits)
 
@@ -128,9 +142,15 @@ class State:
         source = self.sources[batch.session]
         self.room.close_batch(batch.reserved, 0)
         roots = batch.inits - int(self.ledger.pending[batch.index])
+        self._close(batch)
+        answers = len(source.settled)
+        source.remember_settled(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
+        self.room.sources.bytes += ANSWER_BYTES * (len(source.settled) - answers)
+
+    def _close(self, batch: BatchState) -> None:
+        self.room.maps.bytes -= 2 * batch.seen.nbytes
         batch.close()
         self._closing.add(batch)
-        source.remember_settled(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
 
     def release_closed(self) -> None:
         """Remove closed batches without pending roots, and free their indexes."""
@@ -138,6 +158,7 @@ class State:
             self._closing.discard(batch)
             self._actions[batch.index] = kernels.KEEP
             self.indexes.free_index(batch)
+            self.room.sources.bytes -= BATCH_BYTES
             if self._owns(batch):
                 del self.sources[batch.session].batches[batch.number]
 
@@ -154,8 +175,34 @@ class State:
 
     def shortage(self, source: SourceState, roots: int) -> str:
         """Return why there is no room for more roots of ``source``, or "" if there is. ``roots``: how many more."""
+        trouble = self.memory_shortage()
+        if trouble:
+            return trouble
         held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
         return self.room.shortage(roots, held)
+
+    def add_source(self, source: SourceState) -> None:
+        self.sources[source.session] = source
+        self.room.pins.bytes += pins_bytes(source.pins)
+        self.room.sources.bytes += SOURCE_BYTES + ANSWER_BYTES * len(source.settled)
+
+    def keep_pins(self, source: SourceState, pins: bytes) -> str:
+        """Keep the pins of a source. If there is no room, keep the earlier ones, and return why."""
+        trouble = self.pins_shortage(pins_bytes(pins) - pins_bytes(source.pins))
+        if not trouble:
+            self.room.pins.bytes += pins_bytes(pins) - pins_bytes(source.pins)
+            source.keep_pins(pins)
+        return trouble
+
+    def pins_shortage(self, size: int = PINS_MAX_BYTES) -> str:
+        """Return why there is no room for ``size`` more bytes of pins, or "" if there is."""
+        held = self.room.pins
+        if size <= 0 or held.fits(size):
+            return ""
+        return (
+            f"pins: no room for {size} more bytes, as sources have {held.bytes} here and the server keeps "
+            f"{held.max_bytes}: close sources, or give the server more --max-memory"
+        )
 
     def drop_sources(self, sources: Iterable[SourceState], change: Change) -> Steps:
         """Forget sources and all their roots, in one sweep. ``change``: why they end. Other calls may come between two
@@ -176,9 +223,11 @@ class State:
         # The room of pending roots is released when the sweep ends them.
         self.room.release_all(0, sum(batch.reserved for batch in source.batches.values()), len(source.outbox))
         for batch in source.batches.values():
-            batch.close()
-            self._closing.add(batch)
+            self._close(batch)
             self._actions[batch.index] = kernels.DROP
+        source.outbox.release()
+        self.room.sources.bytes -= SOURCE_BYTES + ANSWER_BYTES * len(source.settled)
+        self.room.pins.bytes -= pins_bytes(source.pins)
         del self.sources[source.session]
 
     def finish_steps(self) -> None:
@@ -187,6 +236,33 @@ class State:
             pass
         for _ in self.settle_batches([batch for batch in self.indexes if batch.settling is not None]):
             pass
+
+    # -- memory
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The memory of each kind of data, in bytes, as it is counted: an allocator rounds it up."""
+        room = self.room
+        return {
+            "process": PROCESS_BYTES,
+            "ledger": self.ledger.table_bytes,
+            "outcomes": room.outcomes.bytes,
+            "reasons": room.reasons.bytes,
+            "pins": room.pins.bytes,
+            "identities": self.dedupe.memory_bytes,
+            "maps": room.maps.bytes,
+            "sources": room.sources.bytes,
+        }
+
+    def memory_shortage(self) -> str:
+        """Return why there is no memory for new work, or "" if there is. Never a reason to refuse acks, which free
+        memory."""
+        if self.max_memory is None:
+            return ""
+        held_bytes = sum(self.memory.values())
+        if held_bytes <= self.max_memory:
+            return ""
+        return f"no memory for new work: {held_bytes} bytes are in use, and --max-memory is {self.max_memory}"
 
     # -- outcomes
 
@@ -232,30 +308,29 @@ class State:
         Finishes what other calls have begun, so that a state never holds half a settlement.
         """
         self.finish_steps()
-        sources = list(self.sources.values())
         header = {
             "format": FORMAT,
             "generation": self.generation,
             "registrations": self.registrations,
             "counters": dataclasses.asdict(self.counters),
-            "reasons": self.reasons.dump(),
-            "sources": [source.dump(self.now) for source in sources],
             "totals": self._totals(),
         }
-        batches = [batch for source in sources for batch in source.batches.values()]
-        yield "header", {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)}
-        yield (
-            "batches",
-            {
-                "seen": parts.joined([batch.seen for batch in batches], np.uint64),
-                "covered": parts.joined([batch.covered for batch in batches], np.uint64),
-            },
-        )
-        yield from (("outbox", columns) for source in sources for columns in source.outbox.dump())
+        yield "header", {"json": parts.json_column(header)}
+        yield "reasons", self.reasons.dump()
+        for source in self.sources.values():
+            yield from self._dump_source(source)
         yield from (("ledger", columns) for columns in self.ledger.dump(self.tick))
         yield from (("contents", columns) for columns in self.dedupe.dump_contents(self.now))
         yield from (("sessions", columns) for columns in self.dedupe.dump_sessions(self.now))
         yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
+
+    def _dump_source(self, source: SourceState) -> Iterator[StatePart]:
+        content = parts.json_column(source.dump(self.now))
+        yield "source", {"json": content, "pins": np.frombuffer(source.pins, np.uint8)}
+        for batch in source.batches.values():
+            if len(batch.seen):
+                yield "batch", {"seen": batch.seen.copy(), "covered": batch.covered.copy()}
+        yield from (("outbox", columns) for columns in source.outbox.dump())
 
     def load(self, dumped: Iterable[StatePart]) -> None:
         """Fill this state, which must be empty. Dumped times are relative to the ``now`` of this state.
@@ -270,26 +345,26 @@ class State:
             raise ValueError(f"the state is not whole: {error}") from error
 
     def _load(self, dumped: Iterator[StatePart]) -> None:
-        header = json.loads(parts.next_part("header", dumped)["json"].tobytes())
-        if header["format"] != FORMAT:
-            raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
+        header = parts.read_json(parts.next_part("header", dumped)["json"])
+        if header["format"] not in (FORMAT, FORMAT_BEFORE):
+            raise ValueError(f"it has format {header['format']}, this server reads {FORMAT_BEFORE} and {FORMAT}")
+        totals = header["totals"]
+        if header["format"] == FORMAT_BEFORE:
+            totals["sources"] = len(header["sources"])
+            dumped = parts.from_format_before(header, dumped)
         self.generation, self.registrations = header["generation"], header["registrations"]
         self.counters = Counters.load(header["counters"])
         self.dedupe.dropped = self.counters.identities_dropped
-        self.reasons.load(header["reasons"])
-        self._load_sources(header["sources"], parts.next_part("batches", dumped))
-        for content in header["sources"]:
-            outbox = self.sources[content["session"]].outbox
-            # Servers that are older than the enum Cause wrote no causes.
-            causes = content.get("causes") or [()] * len(content["outbox"])
-            for (count, texts), numbers in zip(content["outbox"], causes, strict=True):
-                outbox.load(count, reasons_of(texts, numbers), parts.next_part("outbox", dumped))
-            self.room.unconfirmed += len(outbox)
+        self.reasons.load(parts.next_part("reasons", dumped))
         for name, columns in dumped:
             parts.check_columns(name, columns)
-            self._load_part(name, columns)
-        if self._totals() != header["totals"]:
-            raise ValueError(f"its header counts {header['totals']}, and it holds {self._totals()}")
+            if name == "source":
+                self._load_source(columns, dumped)
+            else:
+                self._load_part(name, columns)
+        self.indexes.rebuild_free()
+        if self._totals() != totals:
+            raise ValueError(f"its header counts {totals}, and it holds {self._totals()}")
         self._check_owners()
 
     def _load_part(self, name: str, columns: dict[str, Array]) -> None:
@@ -304,20 +379,29 @@ class State:
         else:
             raise ValueError(f"it holds a second {name}")
 
-    def _load_sources(self, sources: list[dict[str, Any]], batches: Mapping[str, Array]) -> None:
-        seen, covered = parts.piece_reader(batches["seen"]), parts.piece_reader(batches["covered"])
-        for content in sources:
-            source = self.sources[content["session"]] = SourceState.load(content, self.now)
-            for each in content["batches"]:
-                batch = BatchState.load(source.session, each, seen(each["words"]), covered(each["words"]), self.now)
-                self.add_batch(source, batch)
-                self.room.reserve(batch.reserved)
-                if not batch.is_open:
-                    self._closing.add(batch)
-        self.indexes.rebuild_free()
+    def _load_source(self, columns: Mapping[str, Array], dumped: Iterator[StatePart]) -> None:
+        """Load a source, and the parts after it with its batches' maps and its outcomes."""
+        content, pins = parts.read_json(columns["json"]), columns["pins"].tobytes()
+        if len(pins) != content["pins_bytes"] or content["session"] in self.sources:
+            raise ValueError("it holds a source twice, or its pins are cut short")
+        source = SourceState.load(content, pins, self.room, self.now)
+        self.add_source(source)
+        for each in content["batches"]:
+            maps = parts.next_part("batch", dumped) if each["words"] else {"seen": NO_MAP, "covered": NO_MAP}
+            if not each["words"] == len(maps["seen"]) == len(maps["covered"]):
+                raise ValueError("the maps of a batch are not as long as its source says")
+            batch = BatchState.load(source.session, each, maps["seen"], maps["covered"], self.now)
+            self.add_batch(source, batch)
+            self.room.reserve(batch.reserved)
+            if not batch.is_open:
+                self._closing.add(batch)
+        for _ in range(content["pieces"]):
+            source.outbox.load(parts.next_part("outbox", dumped))
+        self.room.unconfirmed += len(source.outbox)
 
     def _totals(self) -> dict[str, int]:
         return {
+            "sources": len(self.sources),
             "ledger": self.ledger.entries,
             "contents": len(self.dedupe),
             "sessions": self.dedupe.sessions,

@@ -64,10 +64,24 @@ class ShardStats(Counters):
     sources: int = 0
     open_batches: int = 0
     identities: int = 0
-    identity_bytes: int = 0  # of identities and sequences
     sequence_sessions: int = 0
+    process_bytes: int = 0  # an allowance: see `memory`
     ledger_bytes: int = 0
+    outcomes_bytes: int = 0
+    reasons_bytes: int = 0
+    pins_bytes: int = 0
+    identities_bytes: int = 0  # of identities, sequences and their sessions
+    maps_bytes: int = 0
+    sources_bytes: int = 0
     max_pending: int = 0
+    max_memory: int = 0
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The memory of each kind of data, in bytes."""
+        suffix = "_bytes"
+        names = (field.name for field in fields(self) if field.name.endswith(suffix))
+        return {name.removesuffix(suffix): getattr(self, name) for name in names}
 
     @classmethod
     def of(cls, counters: Counters, **gauges: int) -> ShardStats:

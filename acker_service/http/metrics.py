@@ -45,9 +45,8 @@ GAUGES = {
     "sources": ("acker_sources", "Sources whose lease runs."),
     "open_batches": ("acker_open_batches", "Batches that wait to be settled."),
     "identities": ("acker_identities", "Identities of reports that are remembered."),
-    "identity_bytes": ("acker_identity_bytes", "Approximate memory of identities and of plain clients' sequences."),
     "sequence_sessions": ("acker_sequence_sessions", "Plain clients whose sequences are remembered."),
-    "ledger_bytes": ("acker_ledger_bytes", "Memory of the ledger's tables."),
+    "max_memory": ("acker_memory_limit_bytes", "Memory that the server may use, see --max-memory."),
 }
 COUNTERS = {
     "inits": ("acker_inits", "Roots initialised."),
@@ -103,15 +102,17 @@ class Metrics:
         disconnected: Callable[[], int] = lambda: 0,
         left_out: Callable[[], int] = lambda: 0,
         cut: Callable[[], int] = lambda: 0,
+        unread_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         """``overdue`` returns how many calls were cancelled because their requests did not arrive, and ``cut`` how many
         because their replies were not read. ``view`` returns the last view, and ``is_connected`` whether ZooKeeper is
         connected. ``disconnected`` returns how many clients of the HTTP port were disconnected, and ``left_out`` how
-        many log lines were left out."""
+        many log lines were left out. ``unread_bytes`` returns the size of the replies that their clients have not read
+        yet."""
         # Holds for the whole process. The series *_created only say when each other series began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._registry.register(_ShardCollector(shared, overdue, cut))
+        self._registry.register(_ShardCollector(shared, overdue, cut, unread_bytes))
         self._registry.register(_MonitoringCollector(disconnected, left_out))
         self._registry.register(_ViewCollector(view, is_connected))
         ProcessCollector(registry=self._registry)
@@ -173,8 +174,14 @@ class Metrics:
 
 
 class _ShardCollector(Collector):
-    def __init__(self, shared: SharedShard, overdue: Callable[[], int], cut: Callable[[], int]) -> None:
-        self._shared, self._overdue, self._cut = shared, overdue, cut
+    def __init__(
+        self,
+        shared: SharedShard,
+        overdue: Callable[[], int],
+        cut: Callable[[], int],
+        unread_bytes: Callable[[], int],
+    ) -> None:
+        self._shared, self._overdue, self._cut, self._unread_bytes = shared, overdue, cut, unread_bytes
         self._started = time.time()
 
     def collect(self) -> Iterator[Metric]:
@@ -210,6 +217,12 @@ class _ShardCollector(Collector):
         )
         yield from _of_sources(figures.sources)
         yield from _of_shard(figures.stats)
+        memory = GaugeMetricFamily(
+            "acker_memory_bytes", "Memory of each kind of data that the server keeps, as it counts it.", labels=["kind"]
+        )
+        for kind, size in {**figures.stats.memory, "replies": self._unread_bytes()}.items():
+            memory.add_metric([kind], size)
+        yield memory
 
 
 class _ViewCollector(Collector):

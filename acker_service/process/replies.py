@@ -21,10 +21,8 @@ from acker_service.process.fair_queue import FairQueue
 
 # How many calls work at once, apart from reports.
 WORKING_MAX = 4
-# Bound on the memory of replies that are not taken.
-UNREAD_BYTES_MAX = 64 << 20
-# What a call with a large reply counts while it works, as part of the bound: 8 MiB, and the largest reply has 4 MiB.
-LARGE_PART = 8
+# What a call with a large reply counts while it works: the largest reply has 4 MiB, and gRPC copies it.
+LARGE_BYTES = 8 << 20
 # No reply is cut earlier, since its reader may only be on a slow line.
 SEND_MIN_S = 0.5
 # gRPC copies a reply (600 replies of 3.25 MB took 6.2 MB each). CALL_BYTES is an estimate of a call's own state.
@@ -46,10 +44,14 @@ class _Reply:
 
 
 class Replies:
-    """The replies of one server. Thread-safe. Call :meth:`relieve` every few dozen milliseconds."""
+    """The replies of one server. Thread-safe. Call :meth:`relieve` every few dozen milliseconds.
 
-    def __init__(self, *, send_s: float, clock: Callable[[], float]) -> None:
+    ``max_bytes``: bound on the memory of replies that are not taken, two large replies at least.
+    """
+
+    def __init__(self, *, send_s: float, max_bytes: int, clock: Callable[[], float]) -> None:
         self._send_s, self._clock = send_s, clock
+        self._max_bytes = max(max_bytes, 2 * LARGE_BYTES)
         self._lock = threading.Lock()
         # How many calls work, and how many of them have large replies.
         self._working = self._large = 0
@@ -110,7 +112,7 @@ class Replies:
         overdue = []
         with self._lock:
             now = self._clock()
-            too_many = self.unread_bytes - UNREAD_BYTES_MAX // 2
+            too_many = self.unread_bytes - self._max_bytes // 2
             while self._slow and now - next(iter(self._slow.values())) > self._send_s:
                 del self._slow[next(iter(self._slow))]
             for reply in self._unread.values():
@@ -169,5 +171,5 @@ class Replies:
         if not is_large:
             return True
         is_slow = connection in self._unread_by or connection in self._slow
-        bound = UNREAD_BYTES_MAX // 2 if is_slow else UNREAD_BYTES_MAX
-        return self.unread_bytes + (self._large + 1) * (UNREAD_BYTES_MAX // LARGE_PART) <= bound
+        bound = self._max_bytes // 2 if is_slow else self._max_bytes
+        return self.unread_bytes + (self._large + 1) * LARGE_BYTES <= bound

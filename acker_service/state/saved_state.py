@@ -42,13 +42,17 @@ class SavedState:
         """Return a shard with the state that was kept, or an empty one. Does not consume the state."""
         options = self._options
         incarnation = secrets.randbits(64) or 1
+        bounds = options.bounds
         limits: dict[str, Any] = {
-            "max_pending": options.max_pending,
+            "max_memory": options.memory_bytes,
+            "max_pending": bounds.max_pending,
             "max_pending_per_source": options.max_pending_per_source,
             "sequence_window": options.sequence_window,
             "orphan_timeout_s": options.orphan_timeout_s,
             "memory_s": options.memory_s,
-            "max_identity_bytes": options.max_identity_bytes,
+            "max_identity_bytes": bounds.max_identity_bytes,
+            "max_reasons_bytes": bounds.max_reasons_bytes,
+            "max_pins_bytes": bounds.max_pins_bytes,
             "max_lease_s": options.max_lease_s,
         }
         state = None if self._dir is None else self._dir.read()

@@ -18,6 +18,7 @@ from acker_client.reports import state as state_module
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_protocol import ids
+from acker_protocol.messages import Pins, Status, Watch
 from acker_testing import LocalServer, SimulatedTime, new_shard
 from tests.client.test_client_members import Cut, Servers
 from tests.client.test_client_members_change import Registered
@@ -328,6 +329,56 @@ def test_where_there_is_little_room_the_batches_are_small() -> None:
         ack(client, some)
         anchors += some
         assert heard(client, 4) == all_of(some, Verdict.ACKED)
+    client.close()
+
+
+def test_without_room_for_pins_a_source_emits_nothing_new_and_its_open_roots_end() -> None:
+    server, other = LocalServer(new_shard(max_pins_bytes=70_000)), Watch("other", 9, 3_600_000, pins=bytes(4500))
+    client = AckerClient(Settings(("full:1",), budget_s=0.2), connect=server.connect)
+    client.open_source("clicks", message_timeout_s=None)
+    some = emitted(client, 4)
+    # The pins of another source take the room. Those that this source has published stay.
+    session = client._state().source().session
+    before = server.shard.pins(Pins(session)).pins
+    assert server.shard.watch(other, 0.0).status == Status.APPLIED
+    stop_drawing(client)
+    with pytest.raises(errors.Overloaded, match="--max-memory"):
+        client.emit()
+    assert server.shard.pins(Pins(session)).pins == before
+    ack(client, some)
+    assert heard(client, 4) == all_of(some, Verdict.ACKED)
+    server.shard.watch(replace(other, close=True), 0.0)
+    assert emitted(client, 1)
+    client.close()
+
+
+def test_where_a_server_that_lost_its_state_has_no_room_for_the_source_its_roots_are_lost() -> None:
+    server = LocalServer(new_shard())
+    client = AckerClient(Settings(("full:1",), budget_s=0.2), connect=server.connect)
+    client.open_source("clicks", message_timeout_s=None)
+    some = emitted(client, 4)
+    server.shard = new_shard(max_pins_bytes=10)
+    assert heard(client, 4) == all_of(some, Verdict.LOST)
+    with pytest.raises(errors.Overloaded, match="--max-memory"):
+        client.emit()
+    server.shard = new_shard()
+    assert emitted(client, 1)
+    client.close()
+
+
+def test_pins_that_found_no_room_are_sent_again_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    server, other = LocalServer(new_shard(max_pins_bytes=70_000)), Watch("other", 9, 3_600_000, pins=bytes(60_000))
+    client = AckerClient(Settings(("full:1",)), connect=server.connect)
+    client.open_source("clicks", message_timeout_s=None)
+    source = client._state().source()
+    assert server.shard.watch(other, 0.0).status == Status.APPLIED
+    source._conversations.publish(bytes(10_000))
+    for _ in range(3):
+        client.watch(0.0)
+    assert caplog.text.count("--max-memory") == 1
+    server.shard.watch(replace(other, close=True), 0.0)
+    client.watch(0.0)
+    assert server.shard.pins(Pins(source.session)).pins == bytes(10_000)
     client.close()
 
 

@@ -144,6 +144,26 @@ def test_the_image_and_the_containers_set_variables_and_flags_that_exist() -> No
         assert {word for word in container["args"] if word.startswith("--")} <= flags
 
 
+@pytest.mark.parametrize(("name", "roots"), [("acker.yaml", 20_000_000), ("sidecar.yaml", 5_000_000)])
+def test_the_limit_of_a_container_is_enough_for_the_bounds_that_the_documents_promise(name: str, roots: int) -> None:
+    container = CONTAINERS[name]
+    limits = container["resources"]["limits"]
+    limit_bytes = size_of(limits["memory"])
+    assert not any(word.startswith("--max-") for word in container["args"])
+    # The server takes three quarters of the limit: `default_memory`.
+    bounds = Config(max_memory=limit_bytes * 3 // 4).bounds
+    assert bounds.max_pending >= roots
+    assert bounds.needed_bytes <= limit_bytes * 3 // 4
+    assert size_of(container["resources"]["requests"]["memory"]) <= limit_bytes
+    row = f"| `deploy/k8s/{name}` | {limits['memory']} | {bounds.max_pending / 1e6:.1f} million |"
+    assert row in (ROOT / "docs/operating/server.md").read_text()
+
+
+def size_of(text: str) -> int:
+    """Return a size as Kubernetes writes it, in bytes."""
+    return int(text[:-2]) << {"Mi": 20, "Gi": 30}[text[-2:]]
+
+
 def test_the_health_check_of_the_image_finds_the_server_by_the_ready_file() -> None:
     assert re.search(r'^HEALTHCHECK .* CMD \["acker", "health"\]$', dockerfile(), re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["acker", "serve"\]$', dockerfile(), re.MULTILINE)

@@ -21,6 +21,7 @@ import acker_client.spark
 from acker_client import errors, source
 from acker_client.source import CommonOptions, Options, Retry
 from acker_client.source.engine.prometheus import COUNTERS, GAUGES
+from acker_service import config
 from acker_service.config import OPTIONS, flag
 from acker_service.core.shard import Shard
 from acker_service.http.metrics import Metrics
@@ -106,12 +107,12 @@ def _shown(value: Any) -> str:
 
 
 def _server_options() -> str:
-    rows = ((f"`{flag(option.name)}`", _default(option.default), option.metadata["help"]) for option in OPTIONS)
+    rows = ((f"`{flag(option.name)}`", _default(option), option.metadata["help"]) for option in OPTIONS)
     return _table("option | default | meaning", rows)
 
 
-def _default(value: object) -> str:
-    return "off" if value is None or value is False else f"`{value}`"
+def _default(option: dataclasses.Field[Any]) -> str:
+    return config.shown(option) if option.default in (None, False) else f"`{option.default}`"
 
 
 def _server_metrics() -> str:

@@ -299,7 +299,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
         observe=lambda *_: None,
         reporters=workers,
         others=workers,
-        replies=Replies(send_s=10.0, clock=time.monotonic),
+        replies=Replies(send_s=10.0, max_bytes=64 << 20, clock=time.monotonic),
         access=Access(None, time.monotonic),
     )
     for session in (1, 2):

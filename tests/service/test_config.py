@@ -116,3 +116,11 @@ def test_help_names_every_option() -> None:
 def test_a_config_built_in_code_is_checked_like_one_from_flags(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=config.flag(next(iter(given)))):
         Config(**given)
+
+
+def test_the_memory_of_the_container_counts_where_none_is_named() -> None:
+    assert config.read([], {}, 1 << 30).max_memory == 1 << 30
+    assert config.read(["--max-memory", "2GiB"], {}, 1 << 30).max_memory == 2 << 30
+    assert config.read([], {"ACKER_MAX_MEMORY": "2GiB"}, 1 << 30).bounds == Config(max_memory=2 << 30).bounds
+    with pytest.raises(ConfigError, match=r"--max-pending \(ACKER_MAX_PENDING\).*--max-memory is 1024MiB"):
+        config.read(["--max-pending", "20000000"], {}, 1 << 30)

@@ -34,7 +34,7 @@ from acker_protocol.messages import (
     Watch,
 )
 from acker_service import locked_shard
-from acker_service.core import batches, dedupe, kernels, ledger, state
+from acker_service.core import batches, kernels, ledger, state
 from acker_service.core.shard import Shard
 from acker_service.locked_shard import SharedShard
 from tests.service.caller import SESSION, acks, inits, roots_of
@@ -288,20 +288,6 @@ def test_a_large_batch_ends_piece_by_piece(work: Work, small_steps: None, ends: 
     assert stats.unconfirmed == (5000 if ends in ("done", "abandon") else 0)
 
 
-def test_the_identities_of_an_hour_are_forgotten_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedupe, "FORGET_MAX", 10)
-    known = dedupe.Dedupe(window=4, identities_max=1000)
-    for n in range(95):
-        known.record_applied(Identity(n, n), 1, 1, float(n))
-        known.record_applied(Identity(n, n, sequenced=True), 1, 1, float(n))
-    for left in range(80, 0, -10):
-        known.forget_unused(90.0, 90.0)
-        assert (len(known), known.sessions, known.sequences) == (left + 5,) * 3
-    known.forget_unused(90.0, 90.0)
-    known.forget_unused(90.0, 90.0)
-    assert (len(known), known.sessions) == (5, 5)
-
-
 # -- other calls between steps
 
 
@@ -412,6 +398,10 @@ def check_settlement(chance: random.Random) -> None:
             assert verdicts[root] in allowed
     stats = shard.stats
     assert (stats.pending, stats.reserved, stats.unconfirmed, stats.open_batches) == (0, 0, up_to, 0)
+    shard.watch(Watch("test", SESSION, 60_000, close=True), 0.0)
+    room = shard._state.room
+    held = (room.outcomes, room.reasons, room.pins, room.maps, room.sources)
+    assert [each.bytes for each in held] == [0] * 5, "what is counted is released exactly once"
 
 
 def test_a_settlement_counts_what_its_batch_had_when_its_last_step_ended(small_steps: None) -> None:

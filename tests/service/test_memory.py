@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from acker_protocol.messages import Status
-from acker_service.core.dedupe import IDENTITY_BYTES
+from acker_protocol import reports
+from acker_protocol.messages import Apply, Identity, Status, Watch
+from acker_service.core.dedupe import CONTENT_BYTES, SEQUENCE_BYTES, SESSION_BYTES
 from acker_service.core.shard import Shard
 from acker_service.process import heap
 from acker_service.process.heap import FREED_MIN_BYTES, Heap
@@ -75,10 +76,32 @@ def test_the_heap_is_trimmed_once_after_enough_was_freed(monkeypatch: pytest.Mon
 
 
 def test_identities_are_bounded_in_bytes_and_say_how_many_they_take() -> None:
-    shard = Shard(incarnation=1, generation=2, max_identity_bytes=100 * IDENTITY_BYTES)
+    most_bytes = 100 * (SESSION_BYTES + SEQUENCE_BYTES)
+    shard = Shard(incarnation=1, generation=2, max_identity_bytes=most_bytes)
     for sequence in range(300):
         assert shard.apply(acks(roots_of([sequence]), sequence, sender=sequence), 0.0).status == Status.APPLIED
-    assert shard.stats.identity_bytes == 100 * IDENTITY_BYTES
+    assert shard.stats.memory["identities"] == most_bytes
     assert shard.stats.identities_dropped == 0
     shard.tick(0.1)
     assert shard.stats.identities_dropped == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("each_s", "dropped"), [(2, 0), (5, 18_000 - 1000)])
+def test_an_hour_of_reports_keeps_the_memory_flat_and_drops_only_what_does_not_fit(each_s: int, dropped: int) -> None:
+    memory_s = 400.0
+    bytes_max = 1000 * CONTENT_BYTES
+    shard = Shard(
+        incarnation=1, generation=2, memory_s=memory_s, orphan_timeout_s=memory_s, max_identity_bytes=bytes_max
+    )
+    shard.watch(Watch("source", 7, 3_600_000), 0.0)
+    most = sequence = 0
+    for second in range(3600):
+        for _ in range(each_s):
+            sequence += 1
+            entries = reports.fold(roots_of([sequence]), roots_of([sequence]))
+            shard.apply(Apply(Identity(sequence, sequence), reports.digest(entries), entries), float(second))
+        shard.tick(second + 0.9)
+        most = max(most, shard.stats.identities)
+    assert most == min(1000, memory_s * each_s)
+    assert shard.stats.identities_dropped == dropped

@@ -92,7 +92,7 @@ def test_ages_and_pending_roots_have_the_name_of_the_source_and_no_id(server: Se
     caller.apply(acks(roots_of(range(3)), 1))
     assert figures(server)["acker_oldest_pending_age_seconds"] == 0
     labels = set(re.findall(r"(\w+)=\"", text(server)))
-    assert labels == {"version", "verdict", "status", "method", "code", "pool", "le", "source", "state"}
+    assert labels == {"version", "verdict", "status", "method", "code", "pool", "le", "source", "state", "kind"}
 
 
 def emit(caller: Caller, session: int, roots: int) -> None:

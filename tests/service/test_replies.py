@@ -16,7 +16,7 @@ from acker_client.errors import Unavailable
 from acker_client.rpc.transport import GrpcTransport
 from acker_protocol import wire
 from acker_protocol.messages import Limits, Watch
-from acker_service.process.replies import CALL_BYTES, COPIES, SEND_MIN_S, UNREAD_BYTES_MAX, WORKING_MAX, Replies
+from acker_service.process.replies import CALL_BYTES, COPIES, SEND_MIN_S, WORKING_MAX, Replies
 from acker_service.server import Server
 from tests.service.caller import SESSION, Caller, ack_a_tree, acks, eventually, inits, roots_of
 from tests.service.half_sent import DATA, END_HEADERS, HEADERS, HalfSender, frame, text
@@ -26,6 +26,7 @@ StartServer = Callable[..., Server]
 END_STREAM = 1
 SEND_S = 10.0
 # A reply of which the bound holds exactly four.
+UNREAD_BYTES_MAX = 64 << 20
 QUARTER = (UNREAD_BYTES_MAX // 4 - CALL_BYTES) // COPIES
 
 
@@ -34,7 +35,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.replies = Replies(send_s=SEND_S, clock=lambda: self.now)
+        self.replies = Replies(send_s=SEND_S, max_bytes=UNREAD_BYTES_MAX, clock=lambda: self.now)
         self.cut: list[int] = []
         self._ends: dict[int, Callable[[], None]] = {}
 
@@ -274,7 +275,7 @@ def test_many_watches_that_read_nothing_stay_within_the_bound(start_server: Star
             return server._replies.cut >= 10
 
         eventually(count)
-        assert 0 < most <= UNREAD_BYTES_MAX
+        assert 0 < most <= server._options.max_unread_bytes
         ack_a_tree(caller, 9)
         reader.until_ended(set(sorted(streams)[:5]))
 

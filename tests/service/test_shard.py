@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import random
+import shutil
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,9 +36,12 @@ from acker_protocol.messages import (
     Status,
     Verdict,
     Watch,
+    WatchReply,
 )
+from acker_service.core.parts import StatePart
 from acker_service.core.shard import Shard
-from tests.service.caller import roots_of
+from acker_service.state.state_file import StateDir
+from tests.service.caller import acks, roots_of
 
 SESSION = 7
 FIRST = 1_000_001
@@ -446,10 +453,11 @@ def test_a_state_of_a_version_that_knew_no_slots_is_taken_for_one_with_all_of_th
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 100), 0.0)
     parts = list(shard.dump(1.0))
-    header = json.loads(parts[0][1]["json"].tobytes())
-    [batch] = [batch for source in header["sources"] for batch in source["batches"] if batch["number"] == 1]
+    [(at, columns)] = [(at, columns) for at, (name, columns) in enumerate(parts) if name == "source"]
+    source = json.loads(columns["json"].tobytes())
+    [batch] = [batch for batch in source["batches"] if batch["number"] == 1]
     del batch["slots"], batch["roots"]
-    parts[0] = (parts[0][0], {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)})
+    parts[at] = ("source", {**columns, "json": np.frombuffer(json.dumps(source).encode(), np.uint8)})
     restored = Shard.restore(parts, incarnation=2, now=1.0)
     assert restored.open_batch(OpenBatch(SESSION, 1, FIRST, 100), 1.0).status == Status.APPLIED
     assert restored.settle([Settle(SESSION, 1, Settlement.DONE)], 1.0)[0].roots == 100
@@ -661,7 +669,7 @@ def busy_shard() -> Shard:
     """Return a shard whose state has something in every part."""
     shard = new_shard(max_pending=1000)
     send = Sender(shard).send
-    watch(shard, 0.0, Limits(30_000))
+    watch(shard, 0.0, Limits(30_000), pins=b"here")
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 50), 0.0)
     shard.open_batch(OpenBatch(SESSION, 2, FIRST + 100, 50, held=False), 0.0)
     send(updates_of(new_roots(20)), batch=1, covered=[(0, 30)])
@@ -677,13 +685,12 @@ def busy_shard() -> Shard:
 
 def state_of(shard: Shard) -> dict[tuple[int, str, str], bytes]:
     """Return the state without its counters, as bytes."""
-    parts = list(shard.dump(1.0))
     return {
         (n, name, column): values.tobytes()
-        for n, (name, columns) in enumerate(parts)
+        for n, (name, columns) in enumerate(shard.dump(1.0))
         for column, values in columns.items()
         if name != "header"
-    } | {(0, "header", "sources"): repr(json.loads(parts[0][1]["json"].tobytes())["sources"]).encode()}
+    }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -790,16 +797,127 @@ def test_a_users_fail_for_the_reason_unfinished_has_no_cause_before_and_after_a_
     assert reasons_in(shard) == reasons_in(again) == ("unfinished", Cause.UNFINISHED)
 
 
-def test_the_reasons_of_a_state_that_an_older_server_wrote_are_read_by_their_texts() -> None:
-    shard = new_shard()
-    watch(shard)
-    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1), 0.0)
-    shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
-    state = list(shard.dump(0.0))
+def parts_of_format_2(folder: Path) -> list[StatePart]:
+    """Return the state that a server of the version before wrote: see `states/README.md`."""
+    shutil.copy(Path(__file__).parent / "states/format-2.state", folder / "acker.state")
+    with contextlib.closing(StateDir(str(folder))) as state_dir:
+        return list(state_dir.read() or ())
+
+
+def test_a_state_of_the_format_before_is_read_whole(tmp_path: Path) -> None:
+    shard = Shard.restore(parts_of_format_2(tmp_path), incarnation=3, now=50.0)
+    assert shard.stats.sources == 2
+    assert shard.pins(Pins(SESSION)).pins == b"\0 here"
+    reply = shard.watch(Watch("orders", SESSION, 3_600_000), 50.0)
+    reasons = {root: reply.outcomes.reasons[at - 1] for root, at in zip(*outcome_columns(reply), strict=True)}
+    first, *others = new_roots(3).tolist()
+    assert reasons == {first: "défaut 語"} | dict.fromkeys(others, Cause.UNFINISHED)
+    # A retry of a report is known, a fail that came before its init counts, and the batch goes on where it was.
+    ack = acks(roots_of([9]), 5)
+    assert shard.apply(ack, 50.0).status == Status.DUPLICATE
+    late = new_roots(100, FIRST + 3)[[5]]
+    entries = updates_of(late)
+    assert shard.apply(Apply(Identity(1, 9), 1, entries, InitScope(SESSION, 2)), 50.0).status == Status.APPLIED
+    assert shard.settle([Settle(SESSION, 2, Settlement.DONE)], 50.0)[0].roots == 100
+    assert watch(shard, 50.0)[int(late[0])] == (Verdict.FAILED, "too early")
+    shard.watch(Watch("orders", SESSION, 1, close=True), 50.0)
+    assert (shard.stats.pending, shard.stats.reserved, shard.stats.unconfirmed) == (0, 0, 0)
+
+
+def outcome_columns(reply: WatchReply) -> tuple[list[int], list[int]]:
+    return reply.outcomes.root_ids.tolist(), reply.outcomes.reason_ids.tolist()
+
+
+def test_the_reasons_of_a_state_that_an_older_server_wrote_are_read_by_their_texts(tmp_path: Path) -> None:
+    state = parts_of_format_2(tmp_path)
     header = json.loads(state[0][1]["json"].tobytes())
-    assert header["sources"][0].pop("causes") == [[Cause.UNREAD.value]]
+    assert header["sources"][0].pop("causes") == [[0, Cause.UNFINISHED.value]]
     state[0] = ("header", {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)})
-    assert reasons_in(Shard.restore(state, incarnation=3, now=0.0)) == (Cause.UNREAD,)
+    shard = Shard.restore(state, incarnation=3, now=0.0)
+    assert shard.watch(Watch("orders", SESSION, 3_600_000), 0.0).outcomes.reasons[1] == Cause.UNFINISHED
+
+
+@pytest.mark.parametrize("part", ["reasons", "source", "batch", "outbox"])
+def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
+    parts = [(name, columns) for name, columns in busy_shard().dump(1.0)]
+    at = next(at for at, (name, _) in enumerate(parts) if name == part)
+    with pytest.raises(ValueError, match="not whole"):
+        Shard.restore(parts[:at] + parts[at + 1 :], incarnation=3, now=1.0)
+
+
+def test_no_part_of_a_dump_grows_with_the_number_of_sources() -> None:
+    def largest_bytes(sources: int) -> int:
+        shard = new_shard()
+        for session in range(1, sources + 1):
+            shard.watch(Watch(f"source {session}", session, 60_000, pins=bytes(2000)), 0.0)
+            shard.open_batch(OpenBatch(session, 1, FIRST * session, 3, held=False), 0.0)
+            root = new_roots(1, FIRST * session)
+            shard.apply(Apply(Identity(1, session), 1, updates_of(root), InitScope(session, 1)), 0.0)
+            fail = reports.fold_updates(root, root, np.full(1, FAIL, np.uint8), {int(root[0]): "x" * 4000})
+            shard.apply(Apply(Identity(2, session), 1, fail), 0.0)
+        rest = ("ledger", "contents")  # 40 and 160 bytes for an entry
+        parts = [(name, sum(column.nbytes for column in columns.values())) for name, columns in shard.dump(1.0)]
+        return max(size for name, size in parts if name not in rest)
+
+    assert largest_bytes(50) < 1.1 * largest_bytes(5)
+
+
+# -- pins
+
+
+def test_the_pins_of_all_sources_are_bounded_and_a_new_source_is_refused_with_the_way_out() -> None:
+    shard = new_shard(max_pins_bytes=10_000)
+    pinned = [Watch("source", session, 60_000, pins=bytes(3000)) for session in range(1, 5)]
+    replies = [shard.watch(request, 0.0) for request in pinned]
+    assert [reply.status for reply in replies] == [Status.APPLIED] * 3 + [Status.OVERLOADED]
+    assert "--max-memory" in replies[3].detail
+    assert shard.stats.sources == 3
+    shard.watch(Watch("source", 1, 60_000, close=True), 1.0)
+    assert shard.watch(pinned[3], 1.0).status == Status.APPLIED
+
+
+def test_an_open_source_keeps_its_earlier_pins_where_new_ones_find_no_room_and_learns_it() -> None:
+    shard = new_shard(max_pins_bytes=10_000)
+    watch(shard, pins=b"here")
+    watch(shard, session=8, pins=bytes(9000))
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2), 0.0)
+    shard.settle([Settle(SESSION, 1, Settlement.ABANDON)], 0.0)
+    reply = shard.watch(Watch("source", SESSION, 60_000, pins=bytes(2000)), 50.0)
+    # It gets its outcomes, and its lease is renewed: nothing but the pins waits.
+    assert (reply.status, len(reply.outcomes), reply.lease_ms) == (Status.APPLIED, 2, 60_000)
+    assert reply.pins_crc32 == zlib.crc32(b"here")
+    assert "--max-memory" in reply.detail
+    assert shard.pins(Pins(SESSION)).pins == b"here"
+    # Shorter and equal ones need no room.
+    assert shard.watch(Watch("source", SESSION, 60_000, pins=b"her"), 50.0).pins_crc32 == zlib.crc32(b"her")
+    shard.watch(Watch("source", 8, 60_000, close=True), 51.0)
+    reply = shard.watch(Watch("source", SESSION, 60_000, pins=bytes(2000)), 51.0)
+    assert (reply.detail, reply.pins_crc32) == ("", zlib.crc32(bytes(2000)))
+
+
+def test_no_batch_whose_pins_may_find_no_room_is_opened() -> None:
+    shard = new_shard(max_pins_bytes=70_000)
+    watch(shard, pins=bytes(1000))
+    watch(shard, session=8, pins=bytes(8000))
+    reply = shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2, held=False), 0.0)
+    assert (reply.status, "--max-memory" in reply.detail) == (Status.OVERLOADED, True)
+    # The pins of a held batch travel with its job.
+    assert shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2), 0.0).status == Status.APPLIED
+    shard.watch(Watch("source", 8, 60_000, close=True), 0.0)
+    assert shard.open_batch(OpenBatch(SESSION, 2, FIRST, 2, held=False), 0.0).status == Status.APPLIED
+
+
+def test_memory_of_pins_and_reasons_is_counted_alike_before_and_after_a_restart() -> None:
+    shard = settled_shard()
+    watch(shard, session=9, pins=b"here")
+    again = Shard.restore(shard.dump(0.0), incarnation=3, now=0.0)
+    assert again.stats == shard.stats
+    for each in (shard, again):
+        assert each._state.room.pins.bytes > 0
+        assert each._state.room.reasons.bytes > 0
+        each.tick(4000.0)
+        room = each._state.room
+        assert (each.stats.sources, room.pins.bytes, room.reasons.bytes, room.outcomes.bytes) == (0, 0, 0, 0)
 
 
 def test_a_restored_lease_starts_anew() -> None:

@@ -88,6 +88,8 @@ class Conversation:
         self._renewal: Future[None] | None = None
         # The incarnation of the server that answered this source last; None before the first answer.
         self._known_to: int | None = None
+        # What the server's last answer to a watch said beside its outcomes.
+        self._detail = ""
 
     # -- the server
 
@@ -123,6 +125,7 @@ class Conversation:
                 is_current = self._registration.renewed(request, reply, self._clock())
             if is_current:
                 _raise_unless_applied(reply, self._registration.name)
+                self._log_detail(reply)
                 self._known_to = incarnation
                 return
 
@@ -267,10 +270,21 @@ class Conversation:
                 # A newer answer has come, from another registration.
                 return None
             heard = self._registration.heard(polled.request, polled.reply, polled.at)
-        # A draining server does not register the source again. The source's roots are lost there, which is no error.
-        if heard is not None and polled.reply.status != Status.DRAINING:
+        # A server that drains or is full does not register the source again. The source's roots are lost there, which
+        # is no error. The next batch that is to be opened there raises it.
+        if heard is not None and polled.reply.status not in _ELSEWHERE:
             _raise_unless_applied(polled.reply, self._registration.name)
+        self._log_detail(polled.reply)
         return heard
+
+    def _log_detail(self, reply: WatchReply) -> None:
+        """Log, once, what the server says: it has no room for the pins, which the next poll brings again, or for the
+        source."""
+        detail, before = reply.detail, self._detail
+        self._detail = detail
+        if detail and detail != before:
+            name = self._registration.name
+            log.warning("source %r: the server at %s answered %s (%s)", name, self._address, reply.status.name, detail)
 
 
 def _watch(request: Watch) -> Call[WatchReply]:

@@ -21,7 +21,8 @@ _WAITED_OUT = {
 }
 _KINDS = {Status.UNKNOWN_BATCH: UnknownBatch, Status.DRAINING: Draining}
 _HINTS = {
-    Status.OVERLOADED: "Emit less at a time, let outcomes be confirmed, or start the server with more --max-pending",
+    Status.OVERLOADED: "Emit less at a time, let outcomes be confirmed, or start the server with more --max-memory "
+    "(--max-pending, where that is given)",
     Status.UNKNOWN_SOURCE: "The source has to be open, and watched more often than its lease lasts",
     Status.UNKNOWN_BATCH: "It was settled, never opened, or lost with the server's state; replay its roots",
     Status.INVALID: "Sending it again gives the same answer",
