@@ -35,6 +35,7 @@ from acker_protocol.messages import (
 )
 from acker_service import locked_shard
 from acker_service.core import batches, kernels, ledger, state
+from acker_service.core.reasons import held_bytes
 from acker_service.core.shard import Shard
 from acker_service.locked_shard import SharedShard
 from tests.service.caller import SESSION, acks, inits, roots_of
@@ -401,7 +402,9 @@ def check_settlement(chance: random.Random) -> None:
     shard.watch(Watch("test", SESSION, 60_000, close=True), 0.0)
     room = shard._state.room
     held = (room.outcomes, room.reasons, room.pins, room.maps, room.sources)
-    assert [each.bytes for each in held] == [0] * 5, "what is counted is released exactly once"
+    # The reason of a fail that came late stays for a while, if its root is not known any more.
+    late = sum(map(held_bytes, shard._state.reasons._ids))
+    assert [each.bytes for each in held] == [0, late, 0, 0, 0], "what is counted is released exactly once"
 
 
 def test_a_settlement_counts_what_its_batch_had_when_its_last_step_ended(small_steps: None) -> None:
