@@ -91,6 +91,7 @@ def test_a_third_server_joins_and_serves_new_batches_at_no_replay(
     assert {member.id for member in account.pins[max(account.pins)].placement.members} == {0, 1, 2}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_server_that_drains_ends_by_itself_at_no_replay(
     servers: Servers, begin: Callable[..., Load], replicas: int
@@ -135,6 +136,7 @@ def test_with_two_replicas_a_killed_server_costs_no_replay(servers: Servers, beg
     assert load.summary.saved > 0
 
 
+@pytest.mark.sampled(2)
 def test_with_one_replica_a_killed_server_costs_the_replay_of_its_roots_and_of_no_other(
     servers: Servers, begin: Callable[..., Load]
 ) -> None:

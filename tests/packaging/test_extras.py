@@ -20,6 +20,7 @@ def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("statement", "blocked", "says"),
     [

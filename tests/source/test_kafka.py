@@ -202,6 +202,7 @@ def test_with_more_partitions_than_room_each_has_its_turn(kafka: MockKafka, open
 MINE, ANOTHER = "orders", "billing"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("first_poll", "committed_by", "begins"),
     [

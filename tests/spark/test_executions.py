@@ -1213,6 +1213,7 @@ def test_the_users_word_does_not_cover_a_sink_that_raises_or_what_fails_after_it
     assert "failed" in str(early.error)
 
 
+@pytest.mark.long
 def test_the_first_failure_that_a_sink_swallows_is_logged_once_for_each_target_with_its_traceback(
     live: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -1283,6 +1284,7 @@ def counted(rows: pa.Table) -> Any:
     return pa.table({"words": pa.array([len(rows)], pa.int64())}), "all"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "meet",
     [

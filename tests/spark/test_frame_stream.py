@@ -220,7 +220,7 @@ def test_output_that_is_named_by_the_id_of_its_batch_is_never_written_over(query
 
 
 @pytest.mark.matrix
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("makes", [False, True], ids=["as it is", "with a frame made before"])
 def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_commit_the_micro_batch(
     query: Query, tmp_path: Path, makes: bool

@@ -56,6 +56,7 @@ def frame_source(spark: SparkSession, kafka: MockKafka, folder: Path) -> Make:
     return lambda name, options: Frame(frame(spark), name=name, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "columns", "count"),
     [(kafka_source, COLUMNS, 4), (parquet_source, TYPED.rpartition(",")[0], 3), (frame_source, TYPED, 3)],

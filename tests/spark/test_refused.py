@@ -128,6 +128,7 @@ def batch() -> FakeBatch:
     return FakeBatch()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", REFUSED)
 def test_what_drops_or_multiplies_rows_is_refused_with_its_fix(
     spark: SparkSession, batch: FakeBatch, step: str
