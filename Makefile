@@ -9,6 +9,7 @@
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
 #   make simulate     a cluster in virtual time, with every fault, against an oracle (SEEDS=500 FROM=1)
 #   make bodies       random sink bodies on real Spark, against what they have written (SEEDS=500 FROM=1)
+#   make fuzz         damaged input for everything that reads bytes from outside (INPUTS=1000000)
 #   make schedules    random schedules of plain clients on real servers, with every fault (SEEDS=200 FROM=1)
 #   make check        format, lint, types, imports, generated code, the documents, the package, the alert rules
 #   make docs         the documentation as a site in .build/site; fails for a broken link
@@ -21,7 +22,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-kafka test-matrix pipelines bodies simulate schedules check docs bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-fast test-long test-kafka test-matrix pipelines bodies simulate schedules fuzz check docs bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 ON ?=
@@ -64,7 +65,7 @@ demo: $(READY)
 test: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest -n 2 --dist worksteal --durations=16 $(ARGS)
 
-FAST := tests/client tests/contract tests/protocol tests/service tests/simulation tests/source tests/spark
+FAST := tests/client tests/contract tests/fuzz tests/protocol tests/service tests/simulation tests/source tests/spark
 test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not (slow or long or kafka or jvm or process)" -n 4 --dist worksteal $(FAST) $(ARGS)
 
@@ -92,6 +93,10 @@ simulate: $(READY)
 schedules: SEEDS = 200
 schedules: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m tests.schedules --seeds $(SEEDS) --from $(FROM) --processes 3
+
+INPUTS ?= 1000000
+fuzz: $(READY)
+	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(FROM)
 
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .

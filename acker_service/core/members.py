@@ -72,7 +72,7 @@ class Registered:
             generation, incarnation = int(fields["generation"], 16), int(fields["incarnation"], 16)
             server = cls(int(id), fields["host"], int(fields["port"]), str(fields["version"]), generation, incarnation)
             server.member  # noqa: B018  # raises ValueError for an invalid id, generation or address
-        except (KeyError, TypeError) as error:
+        except (KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"not a server of an acker: {error!r}") from None
         return server
 
@@ -95,7 +95,7 @@ class Away:
         try:
             member = Member(int(id), int(fields["generation"], 16), fields["address"])
             return cls(member, int(fields["until_ms"]))
-        except (KeyError, TypeError) as error:
+        except (KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"not a member that is away: {error!r}") from None
 
 
@@ -268,7 +268,10 @@ def _json(**fields: Any) -> bytes:
 
 
 def _fields(content: bytes) -> dict[str, Any]:
-    fields = json.loads(content)
+    try:
+        fields = json.loads(content)
+    except RecursionError:
+        raise ValueError("its brackets have no end") from None
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
     return fields

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, unmix64_column
+from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, uint64, unmix64_column
 from acker_protocol.messages import FAIL, Entries, InitScope
 from acker_protocol.placement import Member, Placement
 
@@ -59,7 +59,7 @@ def decode(text: str | bytes) -> Pins:
     """Return the pins in a result of :func:`encode`. Raises ValueError for anything else."""
     try:
         return tuple(_pin(content) for content in json.loads(text)) if text else ()
-    except (KeyError, TypeError, zlib.error) as error:
+    except (KeyError, RecursionError, TypeError, zlib.error) as error:
         raise ValueError(f"pins: this is no list of pins ({error!r}); hand them on as they came") from None
 
 
@@ -77,7 +77,12 @@ def _plain(pin: Pin) -> dict[str, Any]:
 def _pin(content: dict[str, Any]) -> Pin:
     table = np.frombuffer(zlib.decompress(base64.b64decode(content["replicas"])), "<u2").reshape(SLOTS, -1)
     members = tuple(Member(*each) for each in content["members"])
-    session, batch, first, up_to = content["batch"]
+    if not members or table.size == 0 or int(table.max()) >= len(members):
+        raise ValueError("pins: a slot lies on a server that is not named")
+    # An epoch has more than 64 bits.
+    if type(content["epoch"]) is not int or content["epoch"] < 0:
+        raise ValueError(f"pins: {content['epoch']!r:.40} is no epoch")
+    session, batch, first, up_to = map(uint64, content["batch"])
     return Pin(session, batch, first, up_to, Placement(content["epoch"], members, table.astype(np.uint16)))
 
 

@@ -52,6 +52,14 @@ def unmix64(value: int) -> int:
     return value ^ (value >> 30) ^ (value >> 60)
 
 
+def uint64(read: object) -> int:
+    """Return a number that was read from text of another program. Raises ValueError unless it is a uint64."""
+    # A bool is an int, too.
+    if type(read) is not int or not 0 <= read <= MASK:
+        raise ValueError(f"{read!r:.40} is not an unsigned 64-bit number")
+    return read
+
+
 def check_column(name: str, values: Column) -> None:
     """Raise TypeError unless ``values`` is an array of uint64. ``name``: the parameter's name, for the error."""
     dtype = getattr(values, "dtype", type(values).__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from acker_client.pins import NowhereToSend, Pin
-from acker_protocol.ids import Column
+from acker_protocol.ids import Column, uint64
 
 HEADER = "acker-anchors"
 VERSION = b"1"
@@ -71,8 +71,8 @@ def _handed_on(value: bytes) -> HandedOn:
     if head[:1] != VERSION or not newline or len(pairs) % ANCHOR_BYTES:
         raise ValueError(f"header {HEADER!r}: not of version {VERSION.decode()}, or cut")
     try:
-        replicas = tuple((int(id_), int(generation)) for id_, generation in json.loads(head[1:]))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        replicas = tuple((uint64(id_), uint64(generation)) for id_, generation in json.loads(head[1:]))
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"header {HEADER!r}: its replicas cannot be read ({error})") from None
     words = np.frombuffer(pairs, "<u8").tolist()
     if not all(words[0::2]):

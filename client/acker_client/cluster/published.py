@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from acker_client.pins import Mask, Pin
-from acker_protocol.ids import Column, numbers_of
-from acker_protocol.placement import Member, Placement, epoch_of, parts_of, place_seats
+from acker_protocol.ids import Column, numbers_of, uint64
+from acker_protocol.placement import IDS, Member, Placement, epoch_of, parts_of, place_seats
 
 # The index of an empty seat, which has no member.
 _NOBODY = -1
@@ -89,22 +89,28 @@ def decode(session: int, published: bytes) -> Published:
     """Decode the result of :meth:`Published.encode`. Raises ValueError for anything else."""
     try:
         content = json.loads(zlib.decompress(published))
+        version, first, stop = map(uint64, (content["version"], content["first"], content["stop"]))
+        if first > stop:
+            raise ValueError(f"its emissions end at {stop}, before they begin at {first}")
         members = [Member(*each) for each in content["members"]]
         placements = [_placement(members, *each) for each in content["placements"]]
-        batches = content["batches"]
-        return Published(
-            session,
-            content["version"],
-            content["first"],
-            content["stop"],
-            tuple(Pin(session, number, first, up_to, placements[at]) for number, first, up_to, at, _ in batches),
-            {number: frozenset(members[each].id for each in out) for number, _, _, _, out in batches if out},
-        )
-    except (KeyError, TypeError, IndexError, ValueError, zlib.error) as error:
+        pins, out = [], {}
+        for number, base, up_to, at, left_out in content["batches"]:
+            pins.append(Pin(session, uint64(number), uint64(base), uint64(up_to), placements[uint64(at)]))
+            if left_out:
+                out[number] = frozenset(members[uint64(each)].id for each in left_out)
+        return Published(session, version, first, stop, tuple(pins), out)
+    except (KeyError, TypeError, IndexError, RecursionError, ValueError, zlib.error) as error:
         raise ValueError(
             f"pins of session {session}: {error!r}; install the same version of acker everywhere"
         ) from None
 
 
 def _placement(members: Sequence[Member], ensemble: int, epoch: int, replicas: int, seats: Sequence[int]) -> Placement:
-    return place_seats(epoch_of(ensemble, epoch), [members[seat] if seat >= 0 else None for seat in seats], replicas)
+    taken = [members[uint64(seat)] for seat in seats if seat != _NOBODY]
+    if len({member.id for member in taken}) < len(taken) or len(seats) > IDS:
+        raise ValueError("a placement seats a member twice, or has more seats than there are ids")
+    if not 1 <= uint64(replicas) <= len(taken):
+        raise ValueError(f"a placement has {replicas} replicas on {len(taken)} members")
+    seated = [members[seat] if seat != _NOBODY else None for seat in seats]
+    return place_seats(epoch_of(uint64(ensemble), uint64(epoch)), seated, replicas)

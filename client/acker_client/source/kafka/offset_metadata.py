@@ -72,7 +72,7 @@ class CommitMetadata:
         try:
             written = json.loads(text)
             version, source, by = written["acker"], written["source"], written["by"]
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, RecursionError, TypeError, ValueError):
             return None
         if not (isinstance(version, int) and isinstance(source, str) and isinstance(by, str)):
             return None

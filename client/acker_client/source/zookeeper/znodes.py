@@ -197,7 +197,7 @@ def topics_of(content: bytes) -> frozenset[str]:
     """Return the topics of a registration; none for other content."""
     try:
         subscription = json.loads(content)["subscription"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, RecursionError, TypeError, ValueError):
         return frozenset()
     return frozenset(subscription) if isinstance(subscription, dict) else frozenset()
 
