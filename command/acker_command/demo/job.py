@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 from acker_client.errors import AckerError
@@ -81,6 +83,7 @@ class DemoJob:
         self.verifier = Verifier(text, expected, self._folder / "counts", self._input.records)
         self._view = exits.enter_context(DemoView(self.verifier.counts))
         self._servers = DemoServers(self._folder / "server", options.servers, self._view.say)
+        self._is_interrupted = False
 
     def run(self) -> dict[str, Any]:
         view, files, servers = self._view, len(self._text.paths), self._options.servers
@@ -105,6 +108,8 @@ class DemoJob:
 
     def _run_source(self, spark: Any, pipeline: DemoPipeline) -> None:
         def process(batch: Batch) -> None:
+            if self._is_interrupted:
+                raise KeyboardInterrupt
             # A batch of replays gets no strike. Its records may still raise.
             strike = faults.deal(self._strikes, batch.records - batch.replays, self._size)
             self.verifier.begin_batch(strike)
@@ -139,7 +144,19 @@ class DemoJob:
         except SessionError as error:
             raise DemoError(str(error)) from None
         self._exits.callback(spark.stop)
+        self._remember_interrupts()
         return spark
+
+    def _remember_interrupts(self) -> None:
+        """Remember Ctrl-C until the next batch. Python drops an exception that is raised in a finalizer, and PySpark
+        has many."""
+        interrupt: Any = signal.getsignal(signal.SIGINT)
+
+        def remember(number: int, frame: FrameType | None) -> None:
+            self._is_interrupted = True
+            interrupt(number, frame)
+
+        signal.signal(signal.SIGINT, remember)
 
     def _conclude(self, seconds: float) -> dict[str, Any]:
         counts, replayed_by = self.verifier.counts, self.verifier.replayed_by
