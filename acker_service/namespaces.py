@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,15 +142,15 @@ class Namespaces:
 
     @property
     def stats(self) -> ShardStats:
-        """The sums over all namespaces."""
-        return ShardStats.total(each.shared.stats for each in self.every)
+        """The sums over all namespaces. The limits are those of the whole server."""
+        return self._total(each.shared.stats for each in self.every)
 
     @property
     def figures(self) -> Figures:
         """The figures of all namespaces together. Cheap: does not sweep the ledgers."""
         found = [(each.name, each.shared.figures) for each in self.every]
         return Figures(
-            ShardStats.total(figures.stats for _, figures in found),
+            self._total(figures.stats for _, figures in found),
             max(figures.oldest_pending_age_s for _, figures in found),
             [replace(source, namespace=name) for name, figures in found for source in figures.sources],
         )
@@ -186,6 +186,10 @@ class Namespaces:
     def paused_s(self) -> float:
         """How long this process was paused in all."""
         return self.default.shared.paused_s
+
+    def _total(self, every: Iterable[ShardStats]) -> ShardStats:
+        max_pending = sum(share.bounds.max_pending for share in self._shares.values())
+        return replace(ShardStats.total(every), max_pending=max_pending, max_memory=self._options.memory_bytes)
 
     def _figures_of(self, name: str) -> NamespaceFigures:
         share, found = self._shares.get(name) or least_share(), self._by_name.get(name)

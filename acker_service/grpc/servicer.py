@@ -151,7 +151,8 @@ class Servicer:
     def watch(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
         request, shared = wire.decode(Watch, content), caller.namespace.shared
         if caller.shortage and not request.close and not shared.has_source(request.session):
-            reply = WatchReply(self._hello.incarnation, Status.OVERLOADED, caller.shortage)
+            incarnation, generation = self._hello.incarnation, shared.shard.generation
+            reply = WatchReply(incarnation, Status.OVERLOADED, caller.shortage, generation=generation)
         else:
             reply = shared.watch(request, wait.on_end, wait.parked, caller.name)
         return self._answer(reply.status, reply)

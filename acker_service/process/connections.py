@@ -33,7 +33,8 @@ class Connections:
         """How many connections there are, with those that are too many."""
         with self._lock:
             self._forget_idle()
-            return len(self._used) + len(self._idle) + len(self._others)
+            # One that was too many may be admitted while its first call is still under way.
+            return len(self._used.keys() | self._idle.keys() | self._others.keys())
 
     @contextmanager
     def use(self, connection: Hashable) -> Iterator[bool]:
