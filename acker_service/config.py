@@ -123,7 +123,8 @@ class Config:
     )
     tokens: str | None = _PATH(
         None,
-        "File of the callers' hashed tokens, see `acker token`; a caller then needs one. Read again when it changes.",
+        "File of the callers' hashed tokens, see `acker token`, and of namespaces; a caller then needs a token. Read "
+        "again when it changes.",
     )
     insecure: bool = _SWITCH(False, "Listen without TLS even where other machines can connect.")
     zookeeper: str | None = _ADDRESSES(
