@@ -49,29 +49,9 @@ class SavedState:
         if self._dir is None or state is None:
             return {DEFAULT: new_shard(self._options, incarnation)}
         try:
-            return self._restored(state, incarnation, now)
+            return restored(state, self._options, incarnation, now)
         except ValueError as error:
             raise self._dir.refusal(f"is not a state of this version ({error})") from None
-
-    def _restored(self, state: Iterator[StatePart], incarnation: int, now: float) -> dict[str, Shard]:
-        shards: dict[str, Shard] = {}
-        following = [DEFAULT]
-
-        def parts_of_one() -> Iterator[StatePart]:
-            for name, columns in state:
-                if name == "namespace":
-                    check_columns(name, columns)
-                    following.append(str(read_json(columns["json"])["name"]))
-                    return
-                yield name, columns
-
-        while following:
-            name = following.pop()
-            if name in shards:
-                raise ValueError("it holds a namespace twice")
-            limits = limits_of(self._options, name)
-            shards[name] = Shard.restore(parts_of_one(), incarnation=incarnation, now=now, **limits)
-        return shards
 
     def consume(self, namespaces: Namespaces) -> None:
         """Note that a server serves from now on, and delete the state that it was restored from."""
@@ -113,3 +93,25 @@ def _dump(namespaces: Namespaces) -> Generator[StatePart, None, None]:
         if each.name != DEFAULT:
             yield "namespace", {"json": json_column({"name": each.name})}
         yield from each.shared.dump()
+
+
+def restored(state: Iterator[StatePart], options: Config, incarnation: int, now: float) -> dict[str, Shard]:
+    """Return the shards of a state, by namespace. Raises ValueError, with the reason, if the state is incomplete."""
+    shards: dict[str, Shard] = {}
+    following = [DEFAULT]
+
+    def parts_of_one() -> Iterator[StatePart]:
+        for name, columns in state:
+            if name == "namespace":
+                check_columns(name, columns)
+                following.append(str(read_json(columns["json"])["name"]))
+                return
+            yield name, columns
+
+    while following:
+        name = following.pop()
+        if name in shards:
+            raise ValueError("it holds a namespace twice")
+        limits = limits_of(options, name)
+        shards[name] = Shard.restore(parts_of_one(), incarnation=incarnation, now=now, **limits)
+    return shards
