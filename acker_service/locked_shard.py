@@ -32,7 +32,7 @@ from acker_protocol.messages import (
 )
 from acker_service.core.batches import ascending
 from acker_service.core.parts import StatePart
-from acker_service.core.quotas import Share
+from acker_service.core.quotas import Allotment
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
 from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
@@ -109,10 +109,10 @@ class SharedShard:
         self._refusals = RateLimit(clock)
         self._place = {"namespace": namespace} if namespace else {}
 
-    def set_bounds(self, share: Share, max_watches: int) -> None:
+    def set_bounds(self, allotment: Allotment, max_watches: int) -> None:
         """Change what the shard may use. What is there already stays, also if it is more."""
         with self._lock:
-            self.shard.set_bounds(share.bounds, share.quotas.memory_bytes, share.quotas.sources)
+            self.shard.set_bounds(allotment.bounds, allotment.quotas.memory_bytes, allotment.quotas.sources)
             self._max_watches = max_watches
 
     def apply(self, message: Apply) -> ApplyReply:

@@ -18,7 +18,7 @@ from acker_protocol.messages import DrainReply, Status
 from acker_protocol.version import VERSION
 from acker_service.config import Config
 from acker_service.core.memory import SHARD_BYTES
-from acker_service.core.quotas import DEFAULT, Quotas, Share, divide, least_share
+from acker_service.core.quotas import DEFAULT, Allotment, Quotas, divide, least_allotment
 from acker_service.core.shard import Shard
 from acker_service.core.stats import ShardStats
 from acker_service.locked_shard import Figures, SharedShard
@@ -51,7 +51,7 @@ class NamespaceFigures:
     """One namespace at one moment."""
 
     name: str
-    share: Share
+    allotment: Allotment
     stats: ShardStats
     connections: int
     refused: Mapping[str, int]
@@ -69,7 +69,7 @@ class Namespaces:
         self._lock = threading.Lock()
         self._is_draining = self._is_closing = False
         self._quotas: Mapping[str, Quotas] = {}
-        self._shares = self._divide({})
+        self._allotments = self._divide({})
         self._by_name = {name: self._made(name, shard, since) for name, shard in shards.items()}
         self.default = self._by_name[DEFAULT]
         self._set_bounds()
@@ -83,9 +83,9 @@ class Namespaces:
     def set_quotas(self, quotas: Mapping[str, Quotas]) -> None:
         """Declare the namespaces, apart from the default one. Raises ValueError, and changes nothing, if their quotas
         do not fit into the server."""
-        shares = self._divide(quotas)
+        allotments = self._divide(quotas)
         with self._lock:
-            self._quotas, self._shares = dict(quotas), shares
+            self._quotas, self._allotments = dict(quotas), allotments
             self._set_bounds()
 
     @property
@@ -102,7 +102,7 @@ class Namespaces:
                 each.shared.tick()
             except Exception as error:  # noqa: BLE001  # raised below
                 errors.append(error)
-            if each.name not in self._shares and not each.shared.stats.sources:
+            if each.name not in self._allotments and not each.shared.stats.sources:
                 self._forget(each)
         if errors:
             raise errors[0]
@@ -158,7 +158,7 @@ class Namespaces:
     @property
     def by_namespace(self) -> list[NamespaceFigures]:
         """The figures of each namespace, with those that are declared and not used yet. Empty if none is declared."""
-        names = dict.fromkeys([*self._by_name, *self._shares])
+        names = dict.fromkeys([*self._by_name, *self._allotments])
         return [self._figures_of(name) for name in names] if len(names) > 1 else []
 
     @property
@@ -188,16 +188,16 @@ class Namespaces:
         return self.default.shared.paused_s
 
     def _total(self, every: Iterable[ShardStats]) -> ShardStats:
-        max_pending = sum(share.bounds.max_pending for share in self._shares.values())
+        max_pending = sum(allotment.bounds.max_pending for allotment in self._allotments.values())
         return replace(ShardStats.total(every), max_pending=max_pending, max_memory=self._options.memory_bytes)
 
     def _figures_of(self, name: str) -> NamespaceFigures:
-        share, found = self._shares.get(name) or least_share(), self._by_name.get(name)
+        allotment, found = self._allotments.get(name) or least_allotment(), self._by_name.get(name)
         if found is None:
-            return NamespaceFigures(name, share, ShardStats(), 0, dict.fromkeys(REFUSALS, 0))
-        return NamespaceFigures(name, share, found.shared.stats, found.connections.count, found.refused)
+            return NamespaceFigures(name, allotment, ShardStats(), 0, dict.fromkeys(REFUSALS, 0))
+        return NamespaceFigures(name, allotment, found.shared.stats, found.connections.count, found.refused)
 
-    def _divide(self, quotas: Mapping[str, Quotas]) -> dict[str, Share]:
+    def _divide(self, quotas: Mapping[str, Quotas]) -> dict[str, Allotment]:
         options = self._options
         return divide(options.memory_bytes, quotas, options.max_pending, options.max_identity_bytes)
 
@@ -228,13 +228,13 @@ class Namespaces:
         return Namespace(name, shared, Connections(options.max_connections, self._clock))
 
     def _set_bounds(self) -> None:
-        """Give each namespace its share. Caller holds the lock."""
+        """Give each namespace its allotment. Caller holds the lock."""
         # Each waiting watch has a thread, and the threads are shared.
-        max_watches = max(1, self._options.max_watches // len(self._shares))
+        max_watches = max(1, self._options.max_watches // len(self._allotments))
         for each in self.every:
-            share = self._shares.get(each.name) or least_share()
-            each.shared.set_bounds(share, max_watches)
-            each.connections.most = share.quotas.connections or self._options.max_connections
+            allotment = self._allotments.get(each.name) or least_allotment()
+            each.shared.set_bounds(allotment, max_watches)
+            each.connections.most = allotment.quotas.connections or self._options.max_connections
 
     def _forget(self, ended: Namespace) -> None:
         with self._lock:

@@ -41,7 +41,7 @@ class TokensError(Exception):
 
 
 @dataclass(slots=True)
-class Callers:
+class KnownCallers:
     """The content of a file: callers by the hashes of their tokens and by the common names of their certificates, and
     the quotas of namespaces by their names."""
 
@@ -102,7 +102,7 @@ class Tokens:
             except (OSError, ValueError) as error:
                 log.warning("tokens_not_read", file=self._path, reason=_reason(error))
 
-    def _read(self) -> Callers:
+    def _read(self) -> KnownCallers:
         callers = parse(self._files.read()[0].decode())
         # Comes first, so that nobody is known whose namespace is not.
         self._set_quotas(callers.quotas)
@@ -122,9 +122,9 @@ def line_of(token: str, roles: Sequence[Role], name: str, namespace: str = "") -
     return f"sha256:{hash_of(token)} {','.join(roles)} {name} {namespace}".rstrip()
 
 
-def parse(text: str) -> Callers:
+def parse(text: str) -> KnownCallers:
     """Return the content of a file. Raises ValueError with the number of the line and what is wrong."""
-    callers = Callers()
+    callers = KnownCallers()
     used: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -143,14 +143,14 @@ def parse(text: str) -> Callers:
     return callers
 
 
-def _declare(callers: Callers, words: Sequence[str]) -> None:
+def _declare(callers: KnownCallers, words: Sequence[str]) -> None:
     name, quotas = parse_quotas(words)
     if name in callers.quotas:
         raise ValueError(f"a second line for namespace {name}; leave one")
     callers.quotas[name] = quotas
 
 
-def _add_caller(callers: Callers, words: Sequence[str]) -> Principal:
+def _add_caller(callers: KnownCallers, words: Sequence[str]) -> Principal:
     try:
         kind, value, caller = _parse_caller(words)
     except ValueError as error:

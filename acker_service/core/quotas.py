@@ -28,7 +28,7 @@ class Quotas:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Allotment:
     """The part of a server that one namespace has: its quotas, and the bounds of each kind of data."""
 
     quotas: Quotas
@@ -40,14 +40,14 @@ def divide(
     quotas: Mapping[str, Quotas],
     max_pending: int | None = None,
     max_identity_bytes: int | None = None,
-) -> dict[str, Share]:
+) -> dict[str, Allotment]:
     """Divide the memory of a server. ``max_pending`` and ``max_identity_bytes`` are of the default namespace.
 
     Raises ValueError, with what to do, if the quotas do not fit together.
     """
     if len(quotas) > NAMESPACES_MAX:
         raise ValueError(f"{len(quotas)} namespaces are too many: a server has {NAMESPACES_MAX} at most")
-    shares = {name: _share_of(name, each) for name, each in quotas.items()}
+    allotments = {name: _allotment_of(name, each) for name, each in quotas.items()}
     taken = sum(each.memory_bytes for each in quotas.values())
     try:
         bounds = bounds_of(max_memory - taken, max_pending, max_identity_bytes, PROCESS_BYTES)
@@ -56,17 +56,17 @@ def divide(
             f"the namespaces have {_mebibytes(taken)} together, and the server needs {_mebibytes(error.needed_bytes)} "
             f"beside them, but --max-memory is {_mebibytes(max_memory)}: give them less, or the server more"
         ) from None
-    return {**shares, DEFAULT: Share(Quotas(max_memory - taken), bounds)}
+    return {**allotments, DEFAULT: Allotment(Quotas(max_memory - taken), bounds)}
 
 
-def least_share() -> Share:
-    """Return the share of a namespace that takes no new work."""
-    return _share_of("", Quotas(SHARD_BYTES + REST_MIN_BYTES))
+def least_allotment() -> Allotment:
+    """Return the allotment of a namespace that takes no new work."""
+    return _allotment_of("", Quotas(SHARD_BYTES + REST_MIN_BYTES))
 
 
-def _share_of(name: str, quotas: Quotas) -> Share:
+def _allotment_of(name: str, quotas: Quotas) -> Allotment:
     try:
-        return Share(quotas, bounds_of(quotas.memory_bytes, quotas.max_pending, process_bytes=SHARD_BYTES))
+        return Allotment(quotas, bounds_of(quotas.memory_bytes, quotas.max_pending, process_bytes=SHARD_BYTES))
     except DoesNotFit as error:
         raise ValueError(
             f"namespace {name}: needs memory={_mebibytes(error.needed_bytes)} at least"

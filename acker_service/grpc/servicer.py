@@ -44,7 +44,7 @@ from acker_protocol.version import VERSION
 from acker_service.access.access import Access
 from acker_service.access.roles import AccessDenied
 from acker_service.core.applying import RETRY_DELAY_MS
-from acker_service.grpc.callers import Caller, Callers, host_of
+from acker_service.grpc.admission import Admission, Admitted, host_of
 from acker_service.locked_shard import OnEnd, Paused
 from acker_service.namespaces import OVERLOADED, Namespaces
 from acker_service.process.logs import Log, RateLimit
@@ -71,7 +71,7 @@ class Wait:
     parked: Paused = contextlib.nullcontext
 
 
-_Call = Callable[[bytes, Caller, Wait], Answer]
+_Call = Callable[[bytes, Admitted, Wait], Answer]
 # The other replies have a few kilobytes.
 LARGE_REPLIES = ("Watch", "Pins")
 
@@ -106,7 +106,7 @@ class Servicer:
         """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer the calls of these names.
         ``epoch`` returns the epoch of the view, for every reply. ``reporters`` answer Apply, ``others`` all other
         calls, in turns of ``replies``, which counts the replies of all calls. ``access``: decides who may call."""
-        self._namespaces, self._callers = namespaces, Callers(access, namespaces)
+        self._namespaces, self._admission = namespaces, Admission(access, namespaces)
         self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values
         self._observe = observe
@@ -120,7 +120,7 @@ class Servicer:
     def calls_under_way(self) -> int:
         return len(self._under_way)
 
-    def hello(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def hello(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         hello = wire.decode(Hello, content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
@@ -132,11 +132,11 @@ class Servicer:
         reply = dataclasses.replace(self._hello, is_draining=self._namespaces.is_draining)
         return self._answer(Status.APPLIED, reply)
 
-    def apply(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def apply(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         reply = caller.namespace.shared.apply(wire.decode(Apply, content))
         return self._answer(reply.status, reply)
 
-    def open_batch(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def open_batch(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         request, shared = wire.decode(OpenBatch, content), caller.namespace.shared
         if caller.shortage:
             reply = OpenBatchReply(self._hello.incarnation, Status.OVERLOADED, RETRY_DELAY_MS, caller.shortage)
@@ -144,11 +144,11 @@ class Servicer:
             reply = shared.open_batch(request, caller.name)
         return self._answer(reply.status, reply)
 
-    def settle(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def settle(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         reply = caller.namespace.shared.settle(wire.decode(Settle, content), wait.paused, caller.name)
         return self._answer(reply.status, reply)
 
-    def watch(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def watch(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         request, shared = wire.decode(Watch, content), caller.namespace.shared
         if caller.shortage and not request.close and not shared.has_source(request.session):
             incarnation, generation = self._hello.incarnation, shared.shard.generation
@@ -157,22 +157,22 @@ class Servicer:
             reply = shared.watch(request, wait.on_end, wait.parked, caller.name)
         return self._answer(reply.status, reply)
 
-    def stats(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def stats(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         wire.decode(StatsRequest, content)
         reply = StatsReply(self._hello.incarnation, VERSION, self._values())
         return self._answer(Status.APPLIED, reply)
 
-    def view(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def view(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         wire.decode(ViewRequest, content)
         # Not stamped with the present epoch, because the reply needs the epoch of these members.
         return Status.APPLIED, wire.encode(self._view()).SerializeToString()
 
-    def drain(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def drain(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         wire.decode(DrainRequest, content)
         reply = self._drain()
         return self._answer(reply.status, reply)
 
-    def pins(self, content: bytes, caller: Caller, wait: Wait) -> Answer:
+    def pins(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         reply = caller.namespace.shared.pins(wire.decode(Pins, content))
         return self._answer(reply.status, reply)
 
@@ -232,11 +232,11 @@ class Servicer:
     def _answered(self, name: str, call: _Call, content: bytes, context: grpc.ServicerContext) -> Answer:
         if self.answers_only is not None:
             self._check_greeting(name, content)
-            return self._call(name, call, content, self._callers.anybody, context)
-        with self._callers.calling(name, context) as caller:
+            return self._call(name, call, content, self._admission.anybody, context)
+        with self._admission.admit(name, context) as caller:
             return self._call(name, call, content, caller, context)
 
-    def _call(self, name: str, call: _Call, content: bytes, caller: Caller, context: grpc.ServicerContext) -> Answer:
+    def _call(self, name: str, call: _Call, content: bytes, caller: Admitted, context: grpc.ServicerContext) -> Answer:
         connection = context.peer()
         # Reports have few threads already.
         turn = self._replies.turn(connection, is_large=name in LARGE_REPLIES)

@@ -327,10 +327,10 @@ def _of_namespaces(every: Iterable[NamespaceFigures]) -> Iterable[Metric]:
         labels=["namespace", "status"],
     )
     for each in every:
-        stats, quotas = each.stats, each.share.quotas
+        stats, quotas = each.stats, each.allotment.quotas
         values = (
             stats.pending + stats.reserved + stats.unconfirmed,
-            each.share.bounds.max_pending,
+            each.allotment.bounds.max_pending,
             sum(stats.memory.values()),
             quotas.memory_bytes,
             stats.sources,

@@ -51,7 +51,7 @@ class MemberFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceFigures:
+class NamespaceTotals:
     """Figures of one namespace over all servers. ``refused``: calls since each server started."""
 
     roots: int = 0
@@ -63,7 +63,7 @@ class NamespaceFigures:
     refused: int = 0
 
 
-def of_namespaces(replies: Iterable[StatsReply]) -> dict[str, NamespaceFigures]:
+def of_namespaces(replies: Iterable[StatsReply]) -> dict[str, NamespaceTotals]:
     """Return the figures of each namespace, summed over servers. The default one is "". Empty if there is no other."""
     sums: dict[str, Counter[str]] = {}
     fields = {metric: field for field, metric in _OF_NAMESPACES.items()}
@@ -72,7 +72,7 @@ def of_namespaces(replies: Iterable[StatsReply]) -> dict[str, NamespaceFigures]:
             found = _NAMESPACE.match(name)
             if found and found[1] in fields:
                 sums.setdefault(found[2], Counter())[fields[found[1]]] += int(value)
-    return {namespace: NamespaceFigures(**sums[namespace]) for namespace in sorted(sums)}
+    return {namespace: NamespaceTotals(**sums[namespace]) for namespace in sorted(sums)}
 
 
 def figures(first: Timed | None, second: Timed) -> MemberFigures:

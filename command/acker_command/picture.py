@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acker_command.balance import Balance
-from acker_command.figures import MemberFigures, NamespaceFigures
+from acker_command.figures import MemberFigures, NamespaceTotals
 from acker_command.overview import Overview, SeenMember
 from acker_protocol.messages import MemberState
 from acker_protocol.placement import SPREAD, Replicas
@@ -74,7 +74,7 @@ def status(
     overview: Overview,
     figures: Mapping[str, MemberFigures],
     total: MemberFigures,
-    namespaces: Mapping[str, NamespaceFigures],
+    namespaces: Mapping[str, NamespaceTotals],
 ) -> RenderableType:
     """Draw a row for each member, a row for their total, and a row for each namespace. ``figures``: maps a server's
     address to its figures."""
@@ -93,7 +93,7 @@ def status(
     return Group(*parts, *_notes(overview))
 
 
-def _namespaces(namespaces: Mapping[str, NamespaceFigures]) -> Table:
+def _namespaces(namespaces: Mapping[str, NamespaceTotals]) -> Table:
     table = _table("namespace")
     for name in ("roots", "at most", "MiB", "at most", "sources", "connections", "refused"):
         table.add_column(name, justify="right")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from acker_command import options, picture
-from acker_command.figures import MemberFigures, NamespaceFigures, figures, of_namespaces, total
+from acker_command.figures import MemberFigures, NamespaceTotals, figures, of_namespaces, total
 from acker_command.options import json_option, servers_option
 from acker_command.overview import Overview
 from acker_command.servers import Servers
@@ -59,7 +59,7 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
 
 
 def json_of(
-    seen: Overview, found: Mapping[str, MemberFigures], namespaces: Mapping[str, NamespaceFigures]
+    seen: Overview, found: Mapping[str, MemberFigures], namespaces: Mapping[str, NamespaceTotals]
 ) -> dict[str, Any]:
     """Return the object that ``--json`` prints. ``found``: maps a server's address to its figures. A server that
     did not answer has none."""

@@ -181,7 +181,7 @@ def test_quotas_that_do_not_fit_are_refused_and_the_known_ones_stay(
     clock.now += LOOK_S
     assert open_batch(server, 21).status == Status.INVALID
     assert open_batch(server, 20).status == Status.APPLIED
-    assert [each.share for each in server.namespaces.by_namespace] == [each.share for each in before]
+    assert [each.allotment for each in server.namespaces.by_namespace] == [each.allotment for each in before]
     (line,) = [record for record in caplog.records if record.getMessage() == "tokens_not_read"]
     assert "the namespaces have 464MiB together" in line.acker_fields["reason"]  # type: ignore[attr-defined]
     file.declare("ads", "memory=64MiB")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_service.core.memory import PROCESS_BYTES, REST_MIN_BYTES, ROOT_BYTES, SHARD_BYTES
-from acker_service.core.quotas import DEFAULT, NAMESPACES_MAX, Quotas, divide, least_share
+from acker_service.core.quotas import DEFAULT, NAMESPACES_MAX, Quotas, divide, least_allotment
 
 MIB = 1 << 20
 LEAST = SHARD_BYTES + REST_MIN_BYTES
@@ -43,7 +43,7 @@ def test_the_shares_of_all_namespaces_fit_into_the_server_or_the_error_says_what
 def test_a_namespace_that_is_too_small_is_told_what_it_needs() -> None:
     with pytest.raises(ValueError, match=r"^namespace etl: needs memory=37MiB at least$"):
         divide(1 << 30, {"etl": Quotas(LEAST - 1)})
-    assert divide(1 << 30, {"etl": Quotas(LEAST)})["etl"].bounds == least_share().bounds
+    assert divide(1 << 30, {"etl": Quotas(LEAST)})["etl"].bounds == least_allotment().bounds
     with pytest.raises(ValueError, match=r"needs memory=114MiB at least with this max_pending"):
         divide(1 << 30, {"etl": Quotas(LEAST, max_pending=1_000_000)})
 

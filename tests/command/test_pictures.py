@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 
 from acker_command import overview, picture
 from acker_command.balance import balance, owners
-from acker_command.figures import MemberFigures, NamespaceFigures, total
+from acker_command.figures import MemberFigures, NamespaceTotals, total
 from acker_command.overview import Overview
 from acker_protocol.messages import MemberState
 from tests.command.seen import address, answer, listed, silence, view
@@ -46,7 +46,7 @@ def ring(seen: Overview, columns: int | None = None) -> RenderableType:
     return picture.ring(seen, balances, owners(seen.view), columns)
 
 
-def status(seen: Overview, namespaces: Mapping[str, NamespaceFigures] = {}) -> RenderableType:
+def status(seen: Overview, namespaces: Mapping[str, NamespaceTotals] = {}) -> RenderableType:
     each = {
         address(0): MemberFigures(1_234_567, 2, 3, 40, 12.4, 98_765.4),
         address(1): MemberFigures(5, 0, 1, 0, None, None),
@@ -56,8 +56,8 @@ def status(seen: Overview, namespaces: Mapping[str, NamespaceFigures] = {}) -> R
 
 def status_of_namespaces() -> RenderableType:
     namespaces = {
-        "": NamespaceFigures(1_234_567, 20_000_000, 700 << 20, 2048 << 20, 3, 12, 0),
-        "etl": NamespaceFigures(5, 4_000_000, 6 << 20, 512 << 20, 1, 51, 17),
+        "": NamespaceTotals(1_234_567, 20_000_000, 700 << 20, 2048 << 20, 3, 12, 0),
+        "etl": NamespaceTotals(5, 4_000_000, 6 << 20, 512 << 20, 1, 51, 17),
     }
     return status(a_cluster(), namespaces)
 

@@ -37,7 +37,7 @@ from acker_service.access.access import Access
 from acker_service.config import Config
 from acker_service.core.quotas import DEFAULT
 from acker_service.core.shard import Shard
-from acker_service.grpc import callers
+from acker_service.grpc.admission import Admitted
 from acker_service.grpc.servicer import CallRefused, Servicer, Wait
 from acker_service.namespaces import Namespaces
 from acker_service.process.replies import Replies
@@ -291,7 +291,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
     draw = random.Random(seed)
     options = Config(max_pending=100_000, max_watches=1)
     namespaces = Namespaces({DEFAULT: Shard(incarnation=1, generation=2)}, options, time.monotonic)
-    shared, anybody = namespaces.default.shared, callers.Caller(namespaces.default)
+    shared, anybody = namespaces.default.shared, Admitted(namespaces.default)
     workers = Workers("test", 1, receive_s=10.0, clock=time.monotonic)
     servicer = Servicer(
         namespaces,

@@ -1,4 +1,4 @@
-"""Callers: who makes a call, and in which namespace.
+"""Admission: who makes a call, and in which namespace.
 
 Finds the caller's token or certificate in a call, and decides what becomes of a call for somebody else's session.
 ``access`` decides who may make which call.
@@ -19,7 +19,7 @@ from acker_service.namespaces import PERMISSION_DENIED, Namespace, Namespaces
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Admitted:
     """The caller of one call. ``name``: "" where callers have no names. ``shortage``: why it may begin no new work, or
     ""."""
 
@@ -28,21 +28,21 @@ class Caller:
     shortage: str = ""
 
 
-class Callers:
-    """The callers of one server."""
+class Admission:
+    """Admits the callers of one server."""
 
     def __init__(self, access: Access, namespaces: Namespaces) -> None:
         self._access, self._namespaces = access, namespaces
-        self.anybody = Caller(namespaces.default)
+        self.anybody = Admitted(namespaces.default)
 
-    def calling(self, call: str, context: Any) -> AbstractContextManager[Caller]:
+    def admit(self, call: str, context: Any) -> AbstractContextManager[Admitted]:
         """Return a context for a call, with its caller. ``context``: gRPC's. Raises AccessDenied if the caller may not
         make the call, or if the session of the call is somebody else's."""
         # Comes first, since the details of a call take microseconds to ask for.
-        return nullcontext(self.anybody) if self._access.is_open else self._calling(call, context)
+        return nullcontext(self.anybody) if self._access.is_open else self._admit(call, context)
 
     @contextmanager
-    def _calling(self, call: str, context: Any) -> Iterator[Caller]:
+    def _admit(self, call: str, context: Any) -> Iterator[Admitted]:
         peer = context.peer()
         headers: dict[str, Any] = dict(context.invocation_metadata())
         names: Any = context.auth_context().get("x509_common_name", ())
@@ -51,7 +51,7 @@ class Callers:
         namespace = self._namespace_of(principal)
         with namespace.connections.use(peer) as is_admitted:
             try:
-                yield Caller(namespace, principal.name, "" if is_admitted else _shortage(namespace))
+                yield Admitted(namespace, principal.name, "" if is_admitted else _shortage(namespace))
             except NotTheOwner as error:
                 namespace.count_refusal(PERMISSION_DENIED)
                 why = {"session_digest": session_digest(error.session), "owner": error.owner}
