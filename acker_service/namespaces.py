@@ -58,7 +58,7 @@ class NamespaceFigures:
 
 
 class Namespaces:
-    """All namespaces of one server. Thread-safe, apart from what its shards need a lock for."""
+    """All namespaces of one server. Thread-safe."""
 
     def __init__(
         self, shards: Mapping[str, Shard], options: Config, clock: Callable[[], float], since: float | None = None

@@ -224,7 +224,7 @@ def compare_some(seeds: int, folder: Path) -> set[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("examples", [10, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [6, pytest.param(300, marks=pytest.mark.long)])
 def test_no_namespace_can_tell_whether_others_are_used(examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     @given(st.integers(0, 1 << 32))
     @settings(max_examples=examples, phases=[Phase.generate])
@@ -234,6 +234,7 @@ def test_no_namespace_can_tell_whether_others_are_used(examples: int, tmp_path_f
     check()
 
 
+@pytest.mark.slow
 def test_the_random_calls_meet_every_refusal(tmp_path: Path) -> None:
     assert compare_some(4, tmp_path) >= {
         *((call, "PERMISSION_DENIED") for call in ("Watch", "OpenBatch", "Settle", "DrainRequest")),
@@ -264,6 +265,7 @@ def _one_memory_of_identities(made: Namespace, first: Namespace) -> None:
 MUTANTS = (_one_shard, _one_count_of_connections, _one_room, _one_memory_of_identities)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", MUTANTS, ids=lambda share: share.__name__[1:])
 def test_the_comparison_notices_whatever_namespaces_share(
     share: Callable[[Namespace, Namespace], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

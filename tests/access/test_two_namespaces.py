@@ -98,6 +98,7 @@ def test_a_stolen_session_is_refused_by_the_real_server(start_server: StartServe
         assert transport.pins(SESSION, 10).status == Status.UNKNOWN_SOURCE
 
 
+@pytest.mark.slow
 def test_a_restart_with_its_state_keeps_both_namespaces_and_a_kill_loses_both(
     server_process: Callable[..., Any], file: TokensFile, tmp_path: Path
 ) -> None:
