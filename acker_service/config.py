@@ -53,7 +53,8 @@ class _Kind(NamedTuple):
         return field(default=default, metadata=metadata)
 
 
-def _size(text: str) -> int:
+def size_of(text: str) -> int:
+    """Return the bytes of a size such as 16MiB. Raises ValueError or KeyError."""
     match = re.fullmatch(r"([\d_]+)\s*([a-z]*)", text.strip().lower())
     if match is None:
         raise ValueError(text)
@@ -93,7 +94,7 @@ _NAME = _Kind(_name, "a name or an address")
 # int takes 1_000_000 too.
 _WHOLE = _Kind(int, "a whole number")
 _WHOLE_OR_OFF = _Kind(lambda text: None if text.lower() == "off" else int(text), "a whole number or 'off'")
-_SIZE = _Kind(_size, "a size such as 16MiB")
+_SIZE = _Kind(size_of, "a size such as 16MiB")
 _SECONDS = _Kind(float, "seconds")
 _SWITCH = _Kind(lambda text: _SWITCHES[text.lower()], "true or false")
 _PATH = _Kind(lambda text: text or None, "a path")
@@ -122,7 +123,8 @@ class Config:
     )
     tokens: str | None = _PATH(
         None,
-        "File of the callers' hashed tokens, see `acker token`; a caller then needs one. Read again when it changes.",
+        "File of the callers' hashed tokens, see `acker token`, and of namespaces; a caller then needs a token. Read "
+        "again when it changes.",
     )
     insecure: bool = _SWITCH(False, "Listen without TLS even where other machines can connect.")
     zookeeper: str | None = _ADDRESSES(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from acker_protocol.messages import DrainReply
-from acker_service.locked_shard import SharedShard
+from acker_service.namespaces import Namespaces
 from acker_service.process.logs import Log
 
 log = Log("acker.server")
@@ -21,8 +21,8 @@ class Drain:
     """The drain of one server, which may last ``at_most_s``. Call :meth:`check` every few dozen milliseconds: it calls
     ``on_drained`` once."""
 
-    def __init__(self, shared: SharedShard, at_most_s: float, on_drained: Callable[[], object]) -> None:
-        self._shared, self._at_most_s, self._on_drained = shared, at_most_s, on_drained
+    def __init__(self, namespaces: Namespaces, at_most_s: float, on_drained: Callable[[], object]) -> None:
+        self._namespaces, self._at_most_s, self._on_drained = namespaces, at_most_s, on_drained
         self._lock = threading.Lock()
         self._until: float | None = None
         self.is_over = False
@@ -30,8 +30,8 @@ class Drain:
     def begin(self, announce: Callable[[], object]) -> DrainReply:
         """Take no new batches and no new sources from now on. The first call also calls ``announce``."""
         with self._lock:
-            is_first = not self._shared.is_draining
-            reply = self._shared.drain()
+            is_first = not self._namespaces.is_draining
+            reply = self._namespaces.drain()
             if is_first:
                 self._until = time.monotonic() + self._at_most_s
                 announce()
@@ -40,7 +40,7 @@ class Drain:
 
     def check(self) -> None:
         """Note the end of the drain if it is over."""
-        if self._until is None or ((left := self._shared.left) and time.monotonic() < self._until):
+        if self._until is None or ((left := self._namespaces.left) and time.monotonic() < self._until):
             return
         self._until, self.is_over = None, True
         if left:

@@ -32,6 +32,7 @@ from acker_protocol.messages import (
 )
 from acker_service.core.batches import ascending
 from acker_service.core.parts import StatePart
+from acker_service.core.quotas import Allotment
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
 from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
@@ -63,8 +64,23 @@ class Figures:
     sources: list[SourceStats]
 
 
+class NotTheOwner(Exception):
+    """A call for a session that another caller has opened. ``session``, ``owner``: for the log."""
+
+    def __init__(self, session: int, owner: str) -> None:
+        super().__init__(
+            "another caller has opened the source of this session, and only that caller may watch and settle it: use "
+            "its token"
+        )
+        self.session, self.owner = session, owner
+
+
 class SharedShard:
-    """The calls of :class:`~acker_service.core.shard.Shard` for any number of threads; watches wait here."""
+    """The calls of :class:`~acker_service.core.shard.Shard` for any number of threads; watches wait here.
+
+    ``caller``: the name of who makes a call, "" if callers have no names. A session belongs to the caller that opened
+    it, and calls of another one raise :class:`NotTheOwner`.
+    """
 
     def __init__(
         self,
@@ -74,11 +90,12 @@ class SharedShard:
         max_watches: int,
         linger_s: float,
         since: float | None = None,
+        namespace: str = "",
     ) -> None:
         """``clock``: in seconds. The shard's time leaves out pauses of this process; see ``running_time``.
 
         ``linger_s``: how long a watch with outcomes waits for more. ``since``: the time of the clock when the shard was
-        opened. If loading the state took long, that time counts as a pause.
+        opened. If loading the state took long, that time counts as a pause. ``namespace``: for the log.
         """
         self.shard = shard
         self._clock, self._running = clock, RunningTime(clock() if since is None else since)
@@ -87,9 +104,16 @@ class SharedShard:
         self._lock = _MeasuredLock(clock)
         shard.unlocked = self._lock.released
         self._waiting: list[_Waiting] = []
-        self._settling: deque[tuple[Settle, Future[SettleReply]]] = deque()
+        self._settling: deque[tuple[Settle, str, Future[SettleReply]]] = deque()
         self._is_closing = threading.Event()
         self._refusals = RateLimit(clock)
+        self._place = {"namespace": namespace} if namespace else {}
+
+    def set_bounds(self, allotment: Allotment, max_watches: int) -> None:
+        """Change what the shard may use. What is there already stays, also if it is more."""
+        with self._lock:
+            self.shard.set_bounds(allotment.bounds, allotment.quotas.memory_bytes, allotment.quotas.sources)
+            self._max_watches = max_watches
 
     def apply(self, message: Apply) -> ApplyReply:
         scope = message.inits
@@ -102,17 +126,18 @@ class SharedShard:
             self._wake()
         return reply
 
-    def open_batch(self, request: OpenBatch) -> OpenBatchReply:
+    def open_batch(self, request: OpenBatch, caller: str = "") -> OpenBatchReply:
         with self._lock:
+            self._check_owner(request.session, caller)
             reply = self.shard.open_batch(request, self._now())
         if reply.status != Status.APPLIED:
             self._log_refusal("batch_refused", request.session, reply, batch=request.number)
         return reply
 
-    def settle(self, request: Settle, paused: Paused = nullcontext) -> SettleReply:
+    def settle(self, request: Settle, paused: Paused = nullcontext, caller: str = "") -> SettleReply:
         """Settle a batch. The call that gets the lock settles all waiting batches in the same sweep."""
         own: Future[SettleReply] = Future()
-        self._settling.append((request, own))
+        self._settling.append((request, caller, own))
         with paused():
             # Lets the calls that wait for their turn join the sweep.
             pass
@@ -124,7 +149,13 @@ class SharedShard:
             self._log_refusal("settlement_refused", request.session, reply, batch=request.number)
         return reply
 
-    def watch(self, request: Watch, on_end: OnEnd = lambda _: None, paused: Paused = nullcontext) -> WatchReply:
+    def watch(
+        self,
+        request: Watch,
+        on_end: OnEnd = lambda _: None,
+        paused: Paused = nullcontext,
+        caller: str = "",
+    ) -> WatchReply:
         """Answer a watch: at once if there are enough outcomes, else ``linger_s`` after the first one, or when the wait
         is over.
 
@@ -134,12 +165,13 @@ class SharedShard:
         max_outcomes = min(request.max_outcomes or OUTCOMES_MAX, OUTCOMES_MAX)
         request = dataclasses.replace(request, max_outcomes=max_outcomes)
         with self._lock:
+            self._check_owner(request.session, caller)
             if request.close:
                 self._dismiss(request.session)
-            reply = self.shard.watch(request, self._now())
+            reply = self._watch(request, caller)
             waiting = self._begin_waiting(request, reply)
             changes = self.shard.take_changes()
-        _log_changes(changes)
+        self._log_changes(changes)
         if reply.status != Status.APPLIED:
             asked = request.source[:NAME_CHARACTERS]
             self._log_refusal("watch_refused", request.session, reply, asked=asked)
@@ -156,7 +188,11 @@ class SharedShard:
             with self._lock:
                 self._waiting.remove(waiting)
         with self._lock:
-            return reply if waiting.is_dismissed else self.shard.watch(request, self._now())
+            if waiting.is_dismissed:
+                return reply
+            # The lease may have ended meanwhile, and another caller may have opened the session.
+            self._check_owner(request.session, caller)
+            return self._watch(request, caller)
 
     def pins(self, request: Pins) -> PinsReply:
         with self._lock:
@@ -181,7 +217,11 @@ class SharedShard:
             self.shard.tick(self._now())
             self._wake()
             changes = self.shard.take_changes()
-        _log_changes(changes)
+        self._log_changes(changes)
+
+    def has_source(self, session: int) -> bool:
+        """Whether a source has this session."""
+        return self.shard.name_of(session) is not None
 
     @property
     def pauses(self) -> int:
@@ -240,9 +280,36 @@ class SharedShard:
         """Return the running time. Caller holds the lock, so that running time never goes back."""
         return self._running.at(self._clock())
 
+    def _watch(self, request: Watch, caller: str) -> WatchReply:
+        """Caller of this method holds the lock."""
+        reply = self.shard.watch(request, self._now())
+        if caller:
+            # Not only for new sources: those of an older state, or of a server without tokens, have no owner yet.
+            self.shard.set_owner(request.session, caller)
+        return reply
+
+    def _check_owner(self, session: int, caller: str) -> None:
+        """Raise :class:`NotTheOwner` if the session belongs to another caller. Caller of this method holds the lock."""
+        owner = self.shard.owner_of(session) if caller else ""
+        if owner and owner != caller:
+            raise NotTheOwner(session, owner)
+
+    def _take_settlements(self) -> list[tuple[Settle, Future[SettleReply]]]:
+        """Return the settlements that wait, without those of callers that may not settle these batches."""
+        waiting = []
+        for _ in range(len(self._settling)):
+            request, caller, future = self._settling.popleft()
+            try:
+                self._check_owner(request.session, caller)
+            except NotTheOwner as error:
+                future.set_exception(error)
+            else:
+                waiting.append((request, future))
+        return waiting
+
     def _settle_waiting(self) -> None:
         """Settle all waiting batches in one sweep. Caller holds the lock."""
-        waiting = [self._settling.popleft() for _ in range(len(self._settling))]
+        waiting = self._take_settlements()
         try:
             replies = self.shard.settle([request for request, _ in waiting], self._now())
         except Exception as error:  # noqa: BLE001  # goes to every caller that waits
@@ -262,7 +329,19 @@ class SharedShard:
         with self._lock:
             source = self.shard.name_of(session)
         why = {"status": reply.status.name, "detail": reply.detail, "left_out": left_out}
-        log.warning(event, source=source, session_digest=session_digest(session), **what, **why)
+        log.warning(event, **self._place, source=source, session_digest=session_digest(session), **what, **why)
+
+    def _log_changes(self, changes: Sequence[SourceChange]) -> None:
+        for each in changes:
+            event = f"source_{each.change}"
+            names = {**self._place, "source": each.name, "session_digest": session_digest(each.session)}
+            counts = {"pending": each.pending, "unconfirmed": each.unconfirmed, "open_batches": each.open_batches}
+            if each.change == Change.OPENED:
+                log.info(event, **names)
+            elif each.change == Change.CLOSED:
+                log.info(event, **names, **counts)
+            else:
+                log.warning(event, **names, **counts)
 
     def _begin_waiting(self, request: Watch, reply: WatchReply) -> _Waiting | None:
         if not self._should_wait(request, reply):
@@ -290,18 +369,6 @@ class SharedShard:
         for waiting in self._waiting:
             if waiting.session == session:
                 waiting.dismiss()
-
-
-def _log_changes(changes: Sequence[SourceChange]) -> None:
-    for each in changes:
-        event, names = f"source_{each.change}", {"source": each.name, "session_digest": session_digest(each.session)}
-        counts = {"pending": each.pending, "unconfirmed": each.unconfirmed, "open_batches": each.open_batches}
-        if each.change == Change.OPENED:
-            log.info(event, **names)
-        elif each.change == Change.CLOSED:
-            log.info(event, **names, **counts)
-        else:
-            log.warning(event, **names, **counts)
 
 
 class _MeasuredLock:

@@ -39,7 +39,7 @@ from acker_service.grpc.servicer import Servicer, connection_of
 from acker_service.http.metrics import CONTENT_TYPE, Metrics
 from acker_service.http.probes import Probes
 from acker_service.http.server import HttpServer, Page
-from acker_service.locked_shard import SharedShard
+from acker_service.namespaces import Namespaces
 from acker_service.ports import StartError, address, check_host, port_error
 from acker_service.process import logs
 from acker_service.process.heap import Heap
@@ -97,24 +97,19 @@ class Server:
         self._saved = SavedState(options)
         try:
             opened = time.monotonic()
-            self.shard = self._saved.open_shard(opened)
-            self._shared = SharedShard(
-                self.shard,
-                clock=time.monotonic,
-                max_watches=options.max_watches,
-                linger_s=options.linger_s,
-                since=opened,
-            )
+            self.namespaces = Namespaces(self._saved.open_shards(opened), options, time.monotonic, since=opened)
+            # Of callers without a namespace. Its generation names the whole server's state.
+            self.shard = self.namespaces.default.shared.shard
             self._ticker = Ticker("acker-tick", self._tick, TICK_S)
             self._overdue_lines = RateLimit(time.monotonic)
             # In a ticker of its own, since a tick waits for the shard's lock.
             self._relief = Ticker("acker-relief", self._relieve_workers, TICK_S)
             self._heap = Heap()
             self._trimming = Ticker("acker-heap", self._trim_heap, TRIM_S)
-            self._draining = Drain(self._shared, options.drain_s, on_drained)
+            self._draining = Drain(self.namespaces, options.drain_s, on_drained)
             self._replies = Replies(send_s=options.send_s, max_bytes=options.max_unread_bytes, clock=time.monotonic)
             self._metrics = Metrics(
-                self._shared,
+                self.namespaces,
                 self._overdue,
                 self.view,
                 self._is_connected,
@@ -128,7 +123,7 @@ class Server:
                 "call": self._make_workers("call", OTHER_CALLS + options.max_watches, is_shared=True),
                 "health": self._make_workers("health", HEALTH_CALLS),
             }
-            self._probes = Probes(self._shared, tuple(self._workers.values()), self._ticker)
+            self._probes = Probes(self.namespaces, tuple(self._workers.values()), self._ticker)
             self._certificates = self._read_certificates()
             self._access = self._read_tokens()
             self._health = Health(self._workers["health"], self._probes.not_ready_reason)
@@ -140,7 +135,7 @@ class Server:
             self._check_advertised()
             self._registry = self._register()
             # Comes last, when nothing can fail any more: after a failed start the next one finds the state.
-            self._saved.consume(self._shared)
+            self._saved.consume(self.namespaces)
         except BaseException:
             self._close_all()
             raise
@@ -179,7 +174,7 @@ class Server:
         self.servicer.answers_only = None
         self._probes.is_serving = True
         self._health.set(True)
-        stats = self._shared.stats
+        stats = self.namespaces.stats
         log.info("ready", **self._places, pid=os.getpid(), pending=stats.pending, sources=stats.sources)
         self._ready_file.publish()
 
@@ -196,7 +191,7 @@ class Server:
         for ticker in (self._ticker, self._relief, self._trimming):
             ticker.stop()
         try:
-            self._saved.write(self._shared)
+            self._saved.write(self.namespaces)
         except BaseException:
             if self._registry is not None:
                 self._registry.withdraw()
@@ -222,7 +217,7 @@ class Server:
         if self._registry is not None:
             return ViewReply(incarnation, *self._registry.view())
         member = Member(self._options.id or 0, self.shard.generation, self._options.advertise or self.address)
-        state = MemberState.DRAINING if self._shared.is_draining else MemberState.ACTIVE
+        state = MemberState.DRAINING if self.namespaces.is_draining else MemberState.ACTIVE
         return ViewReply(incarnation, 0, (ListedMember(member, state),))
 
     def hurry(self) -> None:
@@ -232,11 +227,11 @@ class Server:
     def _stop_serving(self, grace_s: float) -> None:
         self._probes.is_serving = False
         self._health.set(False)
-        log.info("stopping", grace_s=grace_s, watches=self._shared.watches)
+        log.info("stopping", grace_s=grace_s, watches=self.namespaces.watches)
         if self._registry is not None:
             will_be_back = self._saved.is_kept and not self._draining.is_over
             self._registry.leave(self._options.away_s if will_be_back else None)
-        self._shared.stop_waiting()
+        self.namespaces.stop_waiting()
         until = time.monotonic() + grace_s
         # gRPC takes no new calls, and then starts a thread that would end the calls after the grace period.
         with contextlib.suppress(RuntimeError):
@@ -321,13 +316,14 @@ class Server:
     def _read_tokens(self) -> Access:
         path = self._options.tokens
         try:
-            return Access(None if path is None else Tokens(path, time.monotonic), time.monotonic)
+            tokens = None if path is None else Tokens(path, time.monotonic, self.namespaces.set_quotas)
+            return Access(tokens, time.monotonic)
         except TokensError as error:
             raise StartError(f"{config.label('tokens')}: {error}") from None
 
     def _make_servicer(self) -> Servicer:
         return Servicer(
-            self._shared,
+            self.namespaces,
             hello=HelloReply(
                 PROTOCOL_VERSION,
                 VERSION,
@@ -384,11 +380,11 @@ class Server:
             raise port_error("http_port", self._options.host, port) from None
 
     def _tick(self) -> None:
-        pauses = self._shared.pauses
-        self._shared.tick()
+        pauses = self.namespaces.pauses
+        self.namespaces.tick()
         self._draining.check()
-        if self._shared.pauses > pauses:
-            log.warning("paused", pauses=self._shared.pauses, paused_s=round(self._shared.paused_s, 3))
+        if self.namespaces.pauses > pauses:
+            log.warning("paused", pauses=self.namespaces.pauses, paused_s=round(self.namespaces.paused_s, 3))
 
     def _overdue(self) -> int:
         return sum(workers.cancelled for workers in self._workers.values())
@@ -417,7 +413,7 @@ class Server:
             log.warning("replies_cut", replies=replies, send_s=self._options.send_s, left_out=left_out)
 
     def _trim_heap(self) -> None:
-        self._heap.note(sum(self._shared.stats.memory.values()))
+        self._heap.note(sum(self.namespaces.stats.memory.values()))
 
     def _metrics_page(self) -> Page:
         return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()

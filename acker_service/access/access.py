@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from acker_service.access.roles import AccessDenied, check
+from acker_service.access.roles import AccessDenied, Principal, check
 from acker_service.access.tokens import Tokens
 from acker_service.process.logs import Log, RateLimit
 
@@ -27,20 +27,29 @@ class Access:
         """Whether every caller may make every call."""
         return self._tokens is None
 
-    def check(self, call: str, host: str, authorization: str | None, certificate_names: Sequence[bytes] = ()) -> None:
-        """Raise :class:`~acker_service.access.roles.AccessDenied` unless the caller may make this call.
+    def check(
+        self, call: str, host: str, authorization: str | None, certificate_names: Sequence[bytes] = ()
+    ) -> Principal | None:
+        """Return the caller; None if it need not be known. Raises
+        :class:`~acker_service.access.roles.AccessDenied` unless it may make this call.
 
         ``call``: a name of the .proto, or the path of a page. ``host``: the caller's address without its port.
         ``authorization``: the header of this name. ``certificate_names``: common names of its certificate.
         """
         if self._tokens is None:
-            return
+            return None
         caller = self._tokens.identify(authorization, certificate_names)
         try:
             check(call, caller)
         except AccessDenied:
-            name = None if caller is None else caller.name
-            left_out = self._refusals.admit((host, call, name))
-            if left_out is not None:
-                log.warning("call_refused", call=call, host=host, caller=name, left_out=left_out)
+            self.log_refusal(call, host, caller)
             raise
+        return caller
+
+    def log_refusal(self, call: str, host: str, caller: Principal | None, **why: object) -> None:
+        """Log that a call was refused, unless the limit of such lines is reached."""
+        name = None if caller is None else caller.name
+        place = {"namespace": caller.namespace} if caller is not None and caller.namespace else {}
+        left_out = self._refusals.admit((host, call, name, *place.values()))
+        if left_out is not None:
+            log.warning("call_refused", call=call, host=host, caller=name, **place, **why, left_out=left_out)

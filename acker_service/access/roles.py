@@ -20,15 +20,18 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller that the server knows. ``name`` is for logs."""
+    """A caller that the server knows. ``name``: a session belongs to the name that opened it. ``namespace``: "" for the
+    default one."""
 
     name: str
     roles: frozenset[Role]
+    namespace: str = ""
 
 
 _ALL_BUT_SCRAPERS = frozenset({Role.CLIENT, Role.OPERATOR})
 _CLIENTS = frozenset({Role.CLIENT})
-_READERS = frozenset({Role.OPERATOR, Role.SCRAPER})
+# These concern the whole server, so no caller of a namespace has them.
+OF_SERVER = frozenset({Role.OPERATOR, Role.SCRAPER})
 
 # By the names of the .proto, and by the paths of pages. What is not listed needs an operator.
 NEEDED: dict[str, frozenset[Role]] = {
@@ -39,15 +42,17 @@ NEEDED: dict[str, frozenset[Role]] = {
     "Settle": _CLIENTS,
     "Watch": _CLIENTS,
     "Pins": _CLIENTS,
-    "Stats": _READERS,
-    "/metrics": _READERS,
+    "Stats": OF_SERVER,
+    "/metrics": OF_SERVER,
 }
 # Whoever probes a server has no token.
 OPEN = frozenset({"/livez", "/readyz"})
+UNKNOWN = "the server does not know this caller: send a token of its --tokens file, as `authorization: Bearer ...`"
 
 
 class AccessDenied(Exception):
-    """A call that its caller may not make. ``is_known``: the caller is known, but lacks the role."""
+    """A call that its caller may not make. ``is_known``: the caller is known, but it lacks the role, or another caller
+    has opened the session."""
 
     def __init__(self, sentence: str, *, is_known: bool) -> None:
         super().__init__(sentence)
@@ -59,10 +64,7 @@ def check(call: str, caller: Principal | None) -> None:
     if call in OPEN:
         return
     if caller is None:
-        raise AccessDenied(
-            "the server does not know this caller: send a token of its --tokens file, as `authorization: Bearer ...`",
-            is_known=False,
-        )
+        raise AccessDenied(UNKNOWN, is_known=False)
     needed = NEEDED.get(call, frozenset({Role.OPERATOR}))
     if not needed & caller.roles:
         roles = " or ".join(sorted(needed))

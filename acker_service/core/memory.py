@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 # The process with its threads, and the requests that it is reading.
 PROCESS_BYTES = 320 << 20
+# An empty shard: the process has room for one, and each further namespace counts its own.
+SHARD_BYTES = 5 << 20
 # Per root of ``max_pending``: 40 for its cell, 20 for half an orphan, 16 for its outcome while the ledger keeps the
 # room of its cell, 4 for the bit maps of its batch.
 ROOT_BYTES = 80
@@ -49,15 +51,21 @@ class Bounds:
         return PROCESS_BYTES + ROOT_BYTES * self.max_pending + kept
 
 
-def bounds_of(max_memory: int, max_pending: int | None = None, max_identity_bytes: int | None = None) -> Bounds:
+def bounds_of(
+    max_memory: int,
+    max_pending: int | None = None,
+    max_identity_bytes: int | None = None,
+    process_bytes: int = PROCESS_BYTES,
+) -> Bounds:
     """Divide ``max_memory`` bytes among all kinds. Bounds that are given stay, and the others share the rest.
+    ``process_bytes``: what is used before any data comes.
 
     Raises :class:`DoesNotFit` if the bounds that are given leave less than REST_MIN_BYTES.
     """
     given = ROOT_BYTES * (max_pending or 0) + (max_identity_bytes or 0)
-    rest = max_memory - PROCESS_BYTES - given
+    rest = max_memory - process_bytes - given
     if rest < REST_MIN_BYTES:
-        raise DoesNotFit(PROCESS_BYTES + given + REST_MIN_BYTES)
+        raise DoesNotFit(process_bytes + given + REST_MIN_BYTES)
     is_given = {"pending": max_pending is not None, "identities": max_identity_bytes is not None}
     weights = {kind: weight for kind, weight in _WEIGHTS.items() if not is_given.get(kind)}
     of_one = rest / (sum(weights.values()) + _SPARE)

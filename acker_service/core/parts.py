@@ -4,6 +4,9 @@ Decides the names, columns and types, and refuses a part that comes in the wrong
 reads its content. Converts states of the previous format.
 
     header | reasons | of each source: source, its batches with maps, its outbox in pieces | the rest, each in pieces
+
+This is one shard. A server's state has one for the default namespace, and then for each other one the part
+``namespace`` with its name and its shard.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ PARTS = {
     "contents": {"keys": "u8", "ages": "f8", "maps": "u1"},
     "sessions": {"keys": "u8", "ages": "f8"},
     "sequences": {"keys": "u8", "maps": "u1"},
+    "namespace": {"json": "u1"},
 }
 
 

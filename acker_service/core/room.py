@@ -42,6 +42,11 @@ class Room:
     sources: HeldBytes = field(default_factory=HeldBytes)  # sources, batches and answers to Settle
 
     @property
+    def orphans_max(self) -> int:
+        """How many entries without an init are kept at most."""
+        return max(1024, self.max_pending // 2)
+
+    @property
     def batch_max(self) -> int:
         """The largest batch that can ever fit."""
         return min(self.max_pending, self.max_per_source)

@@ -35,6 +35,7 @@ from acker_service.core import kernels
 from acker_service.core.applying import Applying, delay_ms
 from acker_service.core.batches import BatchState, FreshRoots, count_roots, least_roots, limit_ticks, slots_of
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
+from acker_service.core.memory import PROCESS_BYTES, Bounds
 from acker_service.core.orphans import Orphans
 from acker_service.core.outbox import Outbox
 from acker_service.core.parts import StatePart
@@ -74,7 +75,8 @@ class Shard:
     bounds the sum of pending roots, reserved roots of open batches, and unconfirmed outcomes;
     ``max_pending_per_source`` bounds the same for one source. Orphans are bounded by half of ``max_pending``.
     ``max_identity_bytes`` bounds the memory of report identities and sequences, ``max_reasons_bytes`` that of the texts
-    of fails, and ``max_pins_bytes`` that of the pins of all sources. Times are in seconds.
+    of fails, and ``max_pins_bytes`` that of the pins of all sources. ``process_bytes``: what is used before any data
+    comes. Times are in seconds.
     """
 
     def __init__(
@@ -92,11 +94,14 @@ class Shard:
         max_identity_bytes: int = 512 << 20,
         max_reasons_bytes: int = BYTES_MAX,
         max_pins_bytes: int = BYTES_MAX,
+        max_sources: int | None = None,
         max_lease_s: float = 3600.0,
+        process_bytes: int = PROCESS_BYTES,
     ) -> None:
         self.incarnation, self.version = incarnation, version
         self.is_draining = False
         self._memory_s, self._max_lease_s = memory_s, max_lease_s
+        self._max_pending_per_source, self._max_sources = max_pending_per_source, max_sources
         room = Room(
             max_pending,
             max_pending if max_pending_per_source is None else max_pending_per_source,
@@ -109,11 +114,23 @@ class Shard:
             sequence_window=sequence_window,
             max_identity_bytes=max_identity_bytes,
             max_memory=max_memory,
+            process_bytes=process_bytes,
         )
         self._orphans = Orphans(self._state.ledger, orphan_timeout_s)
         self._applying = Applying(self._state, self._orphans, incarnation)
         # A context in which other calls may use the shard. A call enters it between two steps, and to count.
         self.unlocked: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def set_bounds(self, bounds: Bounds, max_memory: int, max_sources: int | None) -> None:
+        """Change the bounds. What is there already stays, also if it is more."""
+        state, room = self._state, self._state.room
+        room.max_pending = bounds.max_pending
+        per_source = self._max_pending_per_source
+        room.max_per_source = bounds.max_pending if per_source is None else per_source
+        room.reasons.max_bytes, room.pins.max_bytes = bounds.max_reasons_bytes, bounds.max_pins_bytes
+        state.ledger.orphans_max = room.orphans_max
+        state.dedupe.max_bytes = bounds.max_identity_bytes
+        state.max_memory, self._max_sources = max_memory, max_sources
 
     # -- apply
 
@@ -279,7 +296,9 @@ class Shard:
             if state.indexes.is_full:
                 detail = "too many sources: try again when a lease has expired"
                 return self._watch_reply(Status.OVERLOADED, source, detail)
-            trouble = state.memory_shortage() or state.pins_shortage(pins_bytes(request.pins))
+            trouble = (
+                self._sources_shortage() or state.memory_shortage() or state.pins_shortage(pins_bytes(request.pins))
+            )
             if trouble:
                 return self._watch_reply(Status.OVERLOADED, source, trouble)
             source = self._register(request)
@@ -306,6 +325,24 @@ class Shard:
             source.pins_crc32,
         )
 
+    def _sources_shortage(self) -> str:
+        """Return why there is no room for one more source, or "" if there is."""
+        count, most = len(self._state.sources), self._max_sources
+        if most is None or count < most:
+            return ""
+        return f"sources: {count} are open here, and sources={most} of the namespace are the most: close some"
+
+    def owner_of(self, session: int) -> str:
+        """Return the only caller that may use a session; "" if everybody may, or no source has it."""
+        source = self._state.sources.get(session)
+        return "" if source is None else source.owner
+
+    def set_owner(self, session: int, owner: str) -> None:
+        """Bind a session to ``owner``, unless it is bound already or no source has it."""
+        source = self._state.sources.get(session)
+        if source is not None and not source.owner:
+            source.owner = owner
+
     def pins(self, request: Pins) -> PinsReply:
         """Return the pins of a source: the bytes from its last Watch that had pins."""
         source = self._state.sources.get(request.session)
@@ -323,13 +360,7 @@ class Shard:
     @property
     def left(self) -> str:
         """Describe what a draining server still has to finish; "" when the server may end."""
-        stats = self.stats
-        counts = {
-            "open batches": stats.open_batches,
-            "pending roots": stats.pending,
-            "unconfirmed outcomes": stats.unconfirmed,
-        }
-        return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
+        return self.stats.left
 
     def take_changes(self) -> list[SourceChange]:
         """Return the sources that opened, closed or expired since the last call, oldest first."""

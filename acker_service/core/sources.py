@@ -63,7 +63,7 @@ class SourceState:
     ``expires``: when the lease ends. ``lease_s``: the lease granted last. ``batches``: maps numbers to batches,
     with the open stream as 0. A closed batch stays while it has pending roots. ``generation``: token of this
     registration; it changes when the session registers again. ``watched_at``: when its last Watch came. ``pins``: the
-    pins of the last Watch that had any.
+    pins of the last Watch that had any. ``owner``: the only caller that may use the session; "" for everybody.
     """
 
     name: str
@@ -78,6 +78,7 @@ class SourceState:
     watched_at: float = 0.0
     pins: bytes = b""
     pins_crc32: int = 0
+    owner: str = ""
 
     @property
     def stream(self) -> BatchState:
@@ -106,6 +107,7 @@ class SourceState:
         return {
             "name": self.name,
             "session": self.session,
+            "owner": self.owner,
             "generation": self.generation,
             "lease_s": self.lease_s,
             "silent_s": now - self.watched_at,
@@ -124,6 +126,8 @@ class SourceState:
         # The lease starts again, since the source could not renew it while no server ran.
         source = cls(content["name"], content["session"], now + lease_s, content["generation"], outbox, lease_s)
         source.last_settled = content["last_settled"]
+        # All sources of one owner share the text.
+        source.owner = sys.intern(content.get("owner", ""))
         source.watched_at = now - content.get("silent_s", 0.0)
         source.keep_pins(pins)
         for number, settlement, cursor, roots in content["settled"]:

@@ -60,12 +60,13 @@ class State:
         sequence_window: int,
         max_identity_bytes: int,
         max_memory: int | None = None,
+        process_bytes: int = PROCESS_BYTES,
     ) -> None:
         self.generation, self.registrations = generation, 0
         self.now, self.tick = 0.0, 0
         self.room = room
-        self.max_memory = max_memory
-        self.ledger = Ledger(max(1024, room.max_pending // 2))
+        self.max_memory, self.process_bytes = max_memory, process_bytes
+        self.ledger = Ledger(room.orphans_max)
         self.dedupe = Dedupe(sequence_window, max_identity_bytes)
         self.reasons = Reasons(room.reasons)
         self.indexes = Indexes()
@@ -244,7 +245,7 @@ class State:
         """The memory of each kind of data, in bytes, as it is counted: an allocator rounds it up."""
         room = self.room
         return {
-            "process": PROCESS_BYTES,
+            "process": self.process_bytes,
             "ledger": self.ledger.table_bytes,
             "outcomes": room.outcomes.bytes,
             "reasons": room.reasons.bytes,
@@ -262,7 +263,10 @@ class State:
         held_bytes = sum(self.memory.values())
         if held_bytes <= self.max_memory:
             return ""
-        return f"no memory for new work: {held_bytes} bytes are in use, and --max-memory is {self.max_memory}"
+        return (
+            f"no memory for new work: {held_bytes} bytes are in use, and {self.max_memory} are the most: "
+            "--max-memory, or memory= of the namespace"
+        )
 
     # -- outcomes
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, fields
 
 import numpy as np
 
@@ -83,15 +83,33 @@ class ShardStats(Counters):
         names = (field.name for field in fields(self) if field.name.endswith(suffix))
         return {name.removesuffix(suffix): getattr(self, name) for name in names}
 
+    @property
+    def left(self) -> str:
+        """Describe what a draining server still has to finish; "" when the server may end."""
+        counts = {
+            "open batches": self.open_batches,
+            "pending roots": self.pending,
+            "unconfirmed outcomes": self.unconfirmed,
+        }
+        return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
+
     @classmethod
     def of(cls, counters: Counters, **gauges: int) -> ShardStats:
         return cls(**gauges, **asdict(counters))
 
+    @classmethod
+    def total(cls, every: Iterable[ShardStats]) -> ShardStats:
+        """Return the sums over shards."""
+        rows = [astuple(stats) for stats in every]
+        return cls(*map(sum, zip(*rows, strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class SourceStats:
-    """One source at one moment. ``pending``: roots without an outcome. ``watch_age_s``: time since its last Watch."""
+    """One source at one moment. ``pending``: roots without an outcome. ``watch_age_s``: time since its last Watch.
+    ``namespace``: "" for the default one."""
 
     name: str
     pending: int
     watch_age_s: float
+    namespace: str = ""

@@ -29,6 +29,7 @@ from acker_protocol.messages import (
     Hello,
     HelloReply,
     OpenBatch,
+    OpenBatchReply,
     Pins,
     Settle,
     StatsReply,
@@ -37,11 +38,15 @@ from acker_protocol.messages import (
     ViewReply,
     ViewRequest,
     Watch,
+    WatchReply,
 )
 from acker_protocol.version import VERSION
 from acker_service.access.access import Access
 from acker_service.access.roles import AccessDenied
-from acker_service.locked_shard import OnEnd, Paused, SharedShard
+from acker_service.core.applying import RETRY_DELAY_MS
+from acker_service.grpc.admission import Admission, Admitted, host_of
+from acker_service.locked_shard import OnEnd, Paused
+from acker_service.namespaces import OVERLOADED, Namespaces
 from acker_service.process.logs import Log, RateLimit
 from acker_service.process.replies import Replies
 from acker_service.process.workers import Workers
@@ -66,7 +71,7 @@ class Wait:
     parked: Paused = contextlib.nullcontext
 
 
-_Call = Callable[[bytes, Wait], Answer]
+_Call = Callable[[bytes, Admitted, Wait], Answer]
 # The other replies have a few kilobytes.
 LARGE_REPLIES = ("Watch", "Pins")
 
@@ -80,11 +85,12 @@ class CallRefused(Exception):
 
 
 class Servicer:
-    """Serves a shard. Each call of the .proto is a method from bytes to bytes; it raises CallRefused or Malformed."""
+    """Serves all namespaces. Each call of the .proto is a method from bytes to bytes, for a caller. It raises
+    CallRefused or Malformed."""
 
     def __init__(
         self,
-        shared: SharedShard,
+        namespaces: Namespaces,
         *,
         hello: HelloReply,
         view: Callable[[], ViewReply],
@@ -100,13 +106,12 @@ class Servicer:
         """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer the calls of these names.
         ``epoch`` returns the epoch of the view, for every reply. ``reporters`` answer Apply, ``others`` all other
         calls, in turns of ``replies``, which counts the replies of all calls. ``access``: decides who may call."""
-        self._shared = shared
+        self._namespaces, self._admission = namespaces, Admission(access, namespaces)
         self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
         self._reporters, self._others, self._replies = reporters, others, replies
-        self._access = access
         self._greetings = RateLimit(monotonic)
         # While the server starts, it only answers its own Hello, which has this client_version.
         self.answers_only: str | None = None
@@ -115,7 +120,7 @@ class Servicer:
     def calls_under_way(self) -> int:
         return len(self._under_way)
 
-    def hello(self, content: bytes, wait: Wait) -> Answer:
+    def hello(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         hello = wire.decode(Hello, content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
@@ -124,42 +129,51 @@ class Servicer:
                 f"the client speaks protocol version {hello.protocol_version} and the server (acker {VERSION}) "
                 f"version {PROTOCOL_VERSION}: upgrade the {older}",
             )
-        reply = dataclasses.replace(self._hello, is_draining=self._shared.is_draining)
+        reply = dataclasses.replace(self._hello, is_draining=self._namespaces.is_draining)
         return self._answer(Status.APPLIED, reply)
 
-    def apply(self, content: bytes, wait: Wait) -> Answer:
-        reply = self._shared.apply(wire.decode(Apply, content))
+    def apply(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
+        reply = caller.namespace.shared.apply(wire.decode(Apply, content))
         return self._answer(reply.status, reply)
 
-    def open_batch(self, content: bytes, wait: Wait) -> Answer:
-        reply = self._shared.open_batch(wire.decode(OpenBatch, content))
+    def open_batch(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
+        request, shared = wire.decode(OpenBatch, content), caller.namespace.shared
+        if caller.shortage:
+            reply = OpenBatchReply(self._hello.incarnation, Status.OVERLOADED, RETRY_DELAY_MS, caller.shortage)
+        else:
+            reply = shared.open_batch(request, caller.name)
         return self._answer(reply.status, reply)
 
-    def settle(self, content: bytes, wait: Wait) -> Answer:
-        reply = self._shared.settle(wire.decode(Settle, content), wait.paused)
+    def settle(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
+        reply = caller.namespace.shared.settle(wire.decode(Settle, content), wait.paused, caller.name)
         return self._answer(reply.status, reply)
 
-    def watch(self, content: bytes, wait: Wait) -> Answer:
-        reply = self._shared.watch(wire.decode(Watch, content), wait.on_end, wait.parked)
+    def watch(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
+        request, shared = wire.decode(Watch, content), caller.namespace.shared
+        if caller.shortage and not request.close and not shared.has_source(request.session):
+            incarnation, generation = self._hello.incarnation, shared.shard.generation
+            reply = WatchReply(incarnation, Status.OVERLOADED, caller.shortage, generation=generation)
+        else:
+            reply = shared.watch(request, wait.on_end, wait.parked, caller.name)
         return self._answer(reply.status, reply)
 
-    def stats(self, content: bytes, wait: Wait) -> Answer:
+    def stats(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         wire.decode(StatsRequest, content)
         reply = StatsReply(self._hello.incarnation, VERSION, self._values())
         return self._answer(Status.APPLIED, reply)
 
-    def view(self, content: bytes, wait: Wait) -> Answer:
+    def view(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         wire.decode(ViewRequest, content)
         # Not stamped with the present epoch, because the reply needs the epoch of these members.
         return Status.APPLIED, wire.encode(self._view()).SerializeToString()
 
-    def drain(self, content: bytes, wait: Wait) -> Answer:
+    def drain(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
         wire.decode(DrainRequest, content)
         reply = self._drain()
         return self._answer(reply.status, reply)
 
-    def pins(self, content: bytes, wait: Wait) -> Answer:
-        reply = self._shared.pins(wire.decode(Pins, content))
+    def pins(self, content: bytes, caller: Admitted, wait: Wait) -> Answer:
+        reply = caller.namespace.shared.pins(wire.decode(Pins, content))
         return self._answer(reply.status, reply)
 
     def _answer(self, status: Status, reply: object) -> Answer:
@@ -199,8 +213,7 @@ class Servicer:
             refused: CallRefused | None = None
             reply = b""
             try:
-                self._admit(name, content, context)
-                status, reply = self._call(name, call, content, context)
+                status, reply = self._answered(name, call, content, context)
                 code, answered = grpc.StatusCode.OK, status.name
             except Exception as error:  # noqa: BLE001  # after a bug the call is answered too, and the bug is logged
                 refused = _refusal(name, error)
@@ -216,7 +229,14 @@ class Servicer:
 
         return answer
 
-    def _call(self, name: str, call: _Call, content: bytes, context: grpc.ServicerContext) -> Answer:
+    def _answered(self, name: str, call: _Call, content: bytes, context: grpc.ServicerContext) -> Answer:
+        if self.answers_only is not None:
+            self._check_greeting(name, content)
+            return self._call(name, call, content, self._admission.anybody, context)
+        with self._admission.admit(name, context) as caller:
+            return self._call(name, call, content, caller, context)
+
+    def _call(self, name: str, call: _Call, content: bytes, caller: Admitted, context: grpc.ServicerContext) -> Answer:
         connection = context.peer()
         # Reports have few threads already.
         turn = self._replies.turn(connection, is_large=name in LARGE_REPLIES)
@@ -227,38 +247,20 @@ class Servicer:
                 with paused(), self._others.parked(connection):
                     yield
 
-            status, reply = call(content, Wait(context.add_callback, paused, parked))
+            status, reply = call(content, caller, Wait(context.add_callback, paused, parked))
+            if status == Status.OVERLOADED:
+                caller.namespace.count_refusal(OVERLOADED)
             self._replies.add(connection, len(reply), context.cancel, context.add_callback)
         return status, reply
 
-    def _admit(self, name: str, content: bytes, context: grpc.ServicerContext) -> None:
-        if self.answers_only is None:
-            self._check_caller(name, context)
-            return
+    def _check_greeting(self, name: str, content: bytes) -> None:
         if name != "Hello" or wire.decode(Hello, content).client_version != self.answers_only:
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the server is starting")
-
-    def _check_caller(self, name: str, context: grpc.ServicerContext) -> None:
-        # Comes first, since the details of a call take microseconds to ask for.
-        if self._access.is_open:
-            return
-        headers: dict[str, Any] = dict(context.invocation_metadata())
-        names: Any = context.auth_context().get("x509_common_name", ())
-        try:
-            self._access.check(name, host_of(context.peer()), headers.get("authorization"), names)
-        except AccessDenied as refused:
-            code = grpc.StatusCode.PERMISSION_DENIED if refused.is_known else grpc.StatusCode.UNAUTHENTICATED
-            raise CallRefused(code, str(refused)) from None
 
     def _log_greeting(self, peer: str, refused: CallRefused) -> None:
         left_out = self._greetings.admit((host_of(peer), refused.code))
         if left_out is not None:
             log.warning("hello_refused", peer=peer, status=refused.code.name, detail=str(refused), left_out=left_out)
-
-
-def host_of(peer: str) -> str:
-    """``ipv4:10.0.0.7:41234`` -> ``ipv4:10.0.0.7``: a caller has another port for each connection."""
-    return peer.rpartition(":")[0]
 
 
 def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,10 +289,13 @@ def connection_of(*arguments: Any) -> str | None:
 
 
 def _refusal(name: str, error: Exception) -> CallRefused:
-    """Return the answer to a call that raised ``error``. Anything but CallRefused or Malformed is a bug. It is logged,
-    and the caller gets the name of its type."""
+    """Return the answer to a call that raised ``error``. Anything but CallRefused, AccessDenied or Malformed is a bug.
+    It is logged, and the caller gets the name of its type."""
     if isinstance(error, CallRefused):
         return error
+    if isinstance(error, AccessDenied):
+        code = grpc.StatusCode.PERMISSION_DENIED if error.is_known else grpc.StatusCode.UNAUTHENTICATED
+        return CallRefused(code, str(error))
     if isinstance(error, wire.Malformed):
         return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {error}")
     log.exception("call_failed", call=name)  # noqa: LOG004  # its caller is handling the error

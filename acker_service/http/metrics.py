@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,7 +27,7 @@ from acker_protocol.messages import MemberState, Status, ViewReply
 from acker_protocol.placement import parts_of
 from acker_protocol.version import VERSION
 from acker_service.core.stats import ShardStats, SourceStats
-from acker_service.locked_shard import SharedShard
+from acker_service.namespaces import NamespaceFigures, Namespaces
 from acker_service.process.workers import Workers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -79,6 +80,15 @@ LABELLED = (
         },
     ),
 )
+# (name, help), in the order in which `_of_namespaces` has their values. The default namespace is "".
+OF_NAMESPACES = (
+    ("acker_namespace_roots", "Roots of a namespace that are pending, reserved or unconfirmed."),
+    ("acker_namespace_roots_limit", "Most of these roots at once."),
+    ("acker_namespace_memory_bytes", "Memory of a namespace's data, as the server counts it."),
+    ("acker_namespace_memory_limit_bytes", "Memory that a namespace may use."),
+    ("acker_namespace_sources", "Sources of a namespace whose lease runs."),
+    ("acker_namespace_connections", "Connections with a call in the last 30 s, of callers with a name."),
+)
 METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats", "View", "Drain", "Pins")
 DONE = (Status.APPLIED.name, Status.DUPLICATE.name)
 # Statuses of calls that were not done: our own, or gRPC's if there is no message.
@@ -95,7 +105,7 @@ class Metrics:
 
     def __init__(
         self,
-        shared: SharedShard,
+        namespaces: Namespaces,
         overdue: Callable[[], int] = lambda: 0,
         view: Callable[[], ViewReply] = lambda: ViewReply(0, 0, ()),
         is_connected: Callable[[], bool] = lambda: False,
@@ -112,7 +122,7 @@ class Metrics:
         # Holds for the whole process. The series *_created only say when each other series began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._registry.register(_ShardCollector(shared, overdue, cut, unread_bytes))
+        self._registry.register(_ShardCollector(namespaces, overdue, cut, unread_bytes))
         self._registry.register(_MonitoringCollector(disconnected, left_out))
         self._registry.register(_ViewCollector(view, is_connected))
         ProcessCollector(registry=self._registry)
@@ -176,12 +186,12 @@ class Metrics:
 class _ShardCollector(Collector):
     def __init__(
         self,
-        shared: SharedShard,
+        namespaces: Namespaces,
         overdue: Callable[[], int],
         cut: Callable[[], int],
         unread_bytes: Callable[[], int],
     ) -> None:
-        self._shared, self._overdue, self._cut, self._unread_bytes = shared, overdue, cut, unread_bytes
+        self._namespaces, self._overdue, self._cut, self._unread_bytes = namespaces, overdue, cut, unread_bytes
         self._started = time.time()
 
     def collect(self) -> Iterator[Metric]:
@@ -189,9 +199,9 @@ class _ShardCollector(Collector):
         yield GaugeMetricFamily(
             "acker_start_timestamp_seconds", "When this process began to serve, in Unix time.", self._started
         )
-        yield GaugeMetricFamily("acker_waiting_watches", "Watches that wait for outcomes.", self._shared.watches)
+        yield GaugeMetricFamily("acker_waiting_watches", "Watches that wait for outcomes.", self._namespaces.watches)
         yield GaugeMetricFamily(
-            "acker_waiting_settlements", "Settlements that wait to be applied.", self._shared.settlements
+            "acker_waiting_settlements", "Settlements that wait to be applied.", self._namespaces.settlements
         )
         yield CounterMetricFamily(
             "acker_calls_overdue", "Calls cancelled as their requests did not arrive in time.", self._overdue()
@@ -200,16 +210,16 @@ class _ShardCollector(Collector):
             "acker_replies_cut", "Calls cancelled as their replies were not read in time.", self._cut()
         )
         yield CounterMetricFamily(
-            "acker_pauses", "How often this process stood still for a second or more.", self._shared.pauses
+            "acker_pauses", "How often this process stood still for a second or more.", self._namespaces.pauses
         )
-        taken, waited_s = self._shared.lock_waits
+        taken, waited_s = self._namespaces.lock_waits
         yield SummaryMetricFamily(
             "acker_lock_wait_seconds",
-            "Waiting for the lock of the shard, which one call at a time has.",
+            "Waiting for the lock of a shard, which one call at a time has.",
             taken,
             waited_s,
         )
-        figures = self._shared.figures
+        figures = self._namespaces.figures
         yield GaugeMetricFamily(
             "acker_oldest_pending_age_seconds",
             "For how long a batch or an open stream has had roots pending, the longest of them.",
@@ -223,6 +233,8 @@ class _ShardCollector(Collector):
         for kind, size in {**figures.stats.memory, "replies": self._unread_bytes()}.items():
             memory.add_metric([kind], size)
         yield memory
+        if by_namespace := self._namespaces.by_namespace:
+            yield from _of_namespaces(by_namespace)
 
 
 class _ViewCollector(Collector):
@@ -273,19 +285,20 @@ class _MonitoringCollector(Collector):
 
 
 def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:
-    by_name: dict[str, SourceStats] = {}
+    by_name: dict[tuple[str, str], SourceStats] = {}
     for source in sources:
-        known = by_name.get(source.name, SourceStats(source.name, 0, source.watch_age_s))
+        key = (source.namespace, source.name)
+        known = by_name.get(key, replace(source, pending=0))
         # If sources share a name, the one that watched last counts. The others belong to earlier runs of its driver.
         age_s = min(known.watch_age_s, source.watch_age_s)
-        by_name[source.name] = SourceStats(source.name, known.pending + source.pending, age_s)
-    pending: dict[str, int] = {}
-    ages: dict[str, float] = {}
+        by_name[key] = replace(source, pending=known.pending + source.pending, watch_age_s=age_s)
+    pending: dict[tuple[str, str], int] = {}
+    ages: dict[tuple[str, str], float] = {}
     # The busiest come first. Names of sources that only keep their leases cannot take their place.
     for source in sorted(by_name.values(), key=lambda each: (-each.pending, each.watch_age_s)):
-        name = source.name if len(ages) < SOURCES_MAX else OTHER
-        pending[name] = pending.get(name, 0) + source.pending
-        ages[name] = max(ages.get(name, 0.0), source.watch_age_s)
+        key = (source.namespace, source.name) if len(ages) < SOURCES_MAX else ("", OTHER)
+        pending[key] = pending.get(key, 0) + source.pending
+        ages[key] = max(ages.get(key, 0.0), source.watch_age_s)
     roots = GaugeMetricFamily(
         "acker_source_pending_roots",
         f"Roots pending by name of their source: of the {SOURCES_MAX} names with most, and of all others as {OTHER}.",
@@ -297,11 +310,38 @@ def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:
         f"of those counted as {OTHER} the longest.",
         labels=["source"],
     )
-    for name, count in pending.items():
-        roots.add_metric([name], count)
-        silence.add_metric([name], ages[name])
+    for (namespace, name), count in pending.items():
+        # Sources of the default namespace have one label only.
+        labels = {"source": name} | ({"namespace": namespace} if namespace else {})
+        roots.add_sample(roots.name, labels, count)
+        silence.add_sample(silence.name, labels, ages[namespace, name])
     yield roots
     yield silence
+
+
+def _of_namespaces(every: Iterable[NamespaceFigures]) -> Iterable[Metric]:
+    gauges = [GaugeMetricFamily(name, help, labels=["namespace"]) for name, help in OF_NAMESPACES]
+    refused = CounterMetricFamily(
+        "acker_namespace_refused_calls",
+        "Calls of a namespace that were refused for want of room, or as the session is another caller's.",
+        labels=["namespace", "status"],
+    )
+    for each in every:
+        stats, quotas = each.stats, each.allotment.quotas
+        values = (
+            stats.pending + stats.reserved + stats.unconfirmed,
+            each.allotment.bounds.max_pending,
+            sum(stats.memory.values()),
+            quotas.memory_bytes,
+            stats.sources,
+            each.connections,
+        )
+        for gauge, value in zip(gauges, values, strict=True):
+            gauge.add_metric([each.name], value)
+        for status, count in each.refused.items():
+            refused.add_metric([each.name, status], count)
+    yield from gauges
+    yield refused
 
 
 def _of_shard(stats: ShardStats) -> Iterable[Metric]:

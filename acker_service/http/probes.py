@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 from acker_service.http.server import Page, text
-from acker_service.locked_shard import SharedShard
+from acker_service.namespaces import Namespaces
 from acker_service.process.ticker import Ticker
 from acker_service.process.workers import Workers
 
@@ -25,17 +25,17 @@ WAITED_S = 5.0
 class Probes:
     """The probes of one server. ``is_serving``: set by the server when it starts and stops."""
 
-    def __init__(self, shared: SharedShard, workers: Sequence[Workers], ticker: Ticker) -> None:
-        self._shared, self._workers, self._ticker = shared, workers, ticker
+    def __init__(self, namespaces: Namespaces, workers: Sequence[Workers], ticker: Ticker) -> None:
+        self._namespaces, self._workers, self._ticker = namespaces, workers, ticker
         self.is_serving = False
 
     def not_ready_reason(self) -> str:
         """Return why this server should get no calls now, or "". Waits up to ANSWER_S for the shard's lock."""
         if not self.is_serving:
             return "stopping"
-        if self._shared.is_draining:
+        if self._namespaces.is_draining:
             return "draining"
-        if not self._shared.answers(ANSWER_S):
+        if not self._namespaces.answers(ANSWER_S):
             return f"the shard did not answer within {ANSWER_S} s"
         waited_s = max(workers.waited_s for workers in self._workers)
         return f"a call has waited for a thread for {waited_s:.1f} s" if waited_s > WAITED_S else ""

@@ -215,7 +215,8 @@ def _read_parts(file: BinaryIO) -> Iterator[StatePart]:
             yield str(header["name"]), {row["name"]: _read_array(file, row) for row in header["arrays"]}
         if len(file.read(DIGEST_BYTES + 1)) != DIGEST_BYTES:
             raise ValueError("it has bytes after its last part")
-    except (struct.error, ValueError, KeyError, TypeError) as error:
+    # numpy raises SyntaxError for some texts that name no type.
+    except (struct.error, ValueError, KeyError, TypeError, SyntaxError) as error:
         raise _Damaged(f"is not whole ({error})") from None
 
 

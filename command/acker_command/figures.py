@@ -5,6 +5,8 @@ Decides the names of the metrics that are read.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
@@ -18,6 +20,16 @@ _GAUGES = {
 }
 _REPORTS = 'acker_call_duration_seconds_count{method="Apply",code="OK"}'
 _UPDATES = "acker_updates_total"
+_OF_NAMESPACES = {
+    "roots": "acker_namespace_roots",
+    "roots_limit": "acker_namespace_roots_limit",
+    "memory_bytes": "acker_namespace_memory_bytes",
+    "memory_limit_bytes": "acker_namespace_memory_limit_bytes",
+    "sources": "acker_namespace_sources",
+    "connections": "acker_namespace_connections",
+    "refused": "acker_namespace_refused_calls_total",
+}
+_NAMESPACE = re.compile(r'(\w+)\{namespace="([\w.-]*)"')
 
 # The monotonic second at which a reply arrived, and the reply.
 Timed = tuple[float, StatsReply]
@@ -36,6 +48,31 @@ class MemberFigures:
 
     def as_json(self) -> dict[str, float | None]:
         return {name: round(value, 1) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceTotals:
+    """Figures of one namespace over all servers. ``refused``: calls since each server started."""
+
+    roots: int = 0
+    roots_limit: int = 0
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    sources: int = 0
+    connections: int = 0
+    refused: int = 0
+
+
+def of_namespaces(replies: Iterable[StatsReply]) -> dict[str, NamespaceTotals]:
+    """Return the figures of each namespace, summed over servers. The default one is "". Empty if there is no other."""
+    sums: dict[str, Counter[str]] = {}
+    fields = {metric: field for field, metric in _OF_NAMESPACES.items()}
+    for reply in replies:
+        for name, value in reply.values.items():
+            found = _NAMESPACE.match(name)
+            if found and found[1] in fields:
+                sums.setdefault(found[2], Counter())[fields[found[1]]] += int(value)
+    return {namespace: NamespaceTotals(**sums[namespace]) for namespace in sorted(sums)}
 
 
 def figures(first: Timed | None, second: Timed) -> MemberFigures:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acker_command.balance import Balance
-from acker_command.figures import MemberFigures
+from acker_command.figures import MemberFigures, NamespaceTotals
 from acker_command.overview import Overview, SeenMember
 from acker_protocol.messages import MemberState
 from acker_protocol.placement import SPREAD, Replicas
@@ -70,8 +70,14 @@ def ring(
     return Group(*parts, *_notes(overview))
 
 
-def status(overview: Overview, figures: Mapping[str, MemberFigures], total: MemberFigures) -> RenderableType:
-    """Draw a row for each member, and a row for their total. ``figures``: maps a server's address to its figures."""
+def status(
+    overview: Overview,
+    figures: Mapping[str, MemberFigures],
+    total: MemberFigures,
+    namespaces: Mapping[str, NamespaceTotals],
+) -> RenderableType:
+    """Draw a row for each member, a row for their total, and a row for each namespace. ``figures``: maps a server's
+    address to its figures."""
     table = _table("id", "address", "state")
     for name in ("pending", "batches", "sources", "unconfirmed", "reports/s", "updates/s"):
         table.add_column(name, justify="right")
@@ -81,7 +87,21 @@ def status(overview: Overview, figures: Mapping[str, MemberFigures], total: Memb
         counts = _figure_cells(figures.get(seen.address))
         table.add_row(*_who(seen, colours), _condition(seen), *counts, seen.short_generation)
     table.add_row("", Text("total", "bold"), "", *_figure_cells(total))
-    return Group(Text(overview.summary(), "bold"), Text(), table, *_notes(overview))
+    parts: list[RenderableType] = [Text(overview.summary(), "bold"), Text(), table]
+    if namespaces:
+        parts += [Text(), _namespaces(namespaces)]
+    return Group(*parts, *_notes(overview))
+
+
+def _namespaces(namespaces: Mapping[str, NamespaceTotals]) -> Table:
+    table = _table("namespace")
+    for name in ("roots", "at most", "MiB", "at most", "sources", "connections", "refused"):
+        table.add_column(name, justify="right")
+    for name, each in namespaces.items():
+        roots, memory = (each.roots, each.roots_limit), (each.memory_bytes >> 20, each.memory_limit_bytes >> 20)
+        counts = (*roots, *memory, each.sources, each.connections, each.refused)
+        table.add_row(name or "(default)", *(f"{count:,}" for count in counts))
+    return table
 
 
 def _table(*names: str) -> Table:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from acker_command import options, picture
-from acker_command.figures import MemberFigures, figures, total
+from acker_command.figures import MemberFigures, NamespaceTotals, figures, of_namespaces, total
 from acker_command.options import json_option, servers_option
 from acker_command.overview import Overview
 from acker_command.servers import Servers
@@ -38,6 +39,9 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
     reports/s     messages of reports that were answered; a report of more than a MiB is several
     updates/s     entries of reports that were applied, inits included
 
+    Servers with namespaces have a second table. Its rows are of all servers together, and its roots are pending,
+    reserved or unconfirmed.
+
     A rate is "-" if the server was restarted meanwhile. States are those of `acker ring`. Exits with status 2
     if no server answers, or a named one is the wrong one.
     """
@@ -47,14 +51,18 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
         time.sleep(interval_s)
         second = asked.stats(seen.members)
     found = {address: figures(first.get(address), timed) for address, timed in second.items()}
+    namespaces = of_namespaces(reply for _, reply in second.values())
     if as_json:
-        click.echo(json.dumps(json_of(seen, found)))
+        click.echo(json.dumps(json_of(seen, found, namespaces)))
     else:
-        picture.show(lambda _: picture.status(seen, found, total(found.values())))
+        picture.show(lambda _: picture.status(seen, found, total(found.values()), namespaces))
 
 
-def json_of(seen: Overview, found: Mapping[str, MemberFigures]) -> dict[str, Any]:
+def json_of(
+    seen: Overview, found: Mapping[str, MemberFigures], namespaces: Mapping[str, NamespaceTotals]
+) -> dict[str, Any]:
     """Return the object that ``--json`` prints. ``found``: maps a server's address to its figures. A server that
     did not answer has none."""
     members = options.json_of(seen, lambda member: found[member.address].as_json() if member.address in found else {})
-    return {**members, "total": total(found.values()).as_json()}
+    by_name = {name: asdict(each) for name, each in namespaces.items()}
+    return {**members, "total": total(found.values()).as_json(), "namespaces": by_name}

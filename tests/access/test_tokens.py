@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ from acker_service.access import roles, tokens
 from acker_service.access.access import Access
 from acker_service.access.roles import AccessDenied, Principal, Role
 from acker_service.access.tokens import Tokens, TokensError
+from acker_service.core.quotas import Quotas
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,12}", fullmatch=True)
 SOME_ROLES = st.sets(st.sampled_from(list(Role)), min_size=1)
+NS = "namespace ns memory=64MiB"
 CALLS = [method.name for method in acker_pb2.DESCRIPTOR.services_by_name["Acker"].methods]
 
 
@@ -44,6 +48,22 @@ def test_a_caller_is_who_its_token_belongs_to_and_another_text_is_nobody(
         (f"sha256:{'0' * 64} admin etl", "'admin' is not a role; the roles are client, operator, scraper"),
         (f"sha256:{'0' * 64} client", "should be: sha256:HEX ROLE[,ROLE] NAME"),
         (f"sha256:{'0' * 64} client a\nsha256:{'0' * 64} client b", "line 2: the same sha256 as a; leave one"),
+        (f"sha256:{'0' * 64} client a ns b", "should be: sha256:HEX ROLE[,ROLE] NAME [NAMESPACE]"),
+        (f"sha256:{'0' * 64} client a ns", "line 1: no line declares ns: add `namespace ns memory=512MiB`"),
+        (f"{NS}\nsha256:{'0' * 64} scraper a ns", "line 2: scraper is a role for the whole server: leave out the"),
+        (f"{NS}\ncertificate:a client,operator a ns", "line 2: operator is a role for the whole server"),
+        (f"{NS}\n{NS}", "line 2: a second line for namespace ns; leave one"),
+        ("namespace", "'' is not the name of a namespace"),
+        ("namespace a/b memory=64MiB", "'a/b' is not the name of a namespace: give 1 to 63 letters, digits"),
+        ("namespace ns", "namespace ns needs memory=, such as memory=512MiB"),
+        ("namespace ns sources=5", "namespace ns needs memory="),
+        ("namespace ns memory=lots", "memory=lots: should be a size such as 512MiB"),
+        ("namespace ns memory=64MiB sources=0", "sources=0: should be a whole number from 1 to 2,000,000,000"),
+        ("namespace ns memory=64MiB sources=5 sources=6", "sources= is given twice; leave one"),
+        (
+            "namespace ns memory=64MiB roots=5",
+            "'roots=5' is not a quota; the quotas are memory=, max_pending=, sources=",
+        ),
     ],
 )
 def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, line: str, expected: str) -> None:
@@ -71,6 +91,47 @@ def test_a_changed_file_counts_within_a_second_and_a_wrong_one_leaves_the_old_ca
             path.write_text(wrong)
         now[0] += tokens.LOOK_S
         assert known.identify(f"Bearer {second}") is not None
+
+
+@given(
+    st.dictionaries(NAMES, st.tuples(*(st.none() | st.integers(1, 1000) for _ in range(3))), max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_namespaces_are_declared_in_any_order_with_any_quotas(
+    declared: dict[str, tuple[int | None, ...]], chance: random.Random
+) -> None:
+    lines, names = [], ("max_pending", "sources", "connections")
+    for namespace, numbers in declared.items():
+        words = [f"{name}={number}" for name, number in zip(names, numbers, strict=True) if number is not None]
+        words.append("memory=64MiB")
+        chance.shuffle(words)
+        lines.append(f"namespace {namespace} {' '.join(words)}")
+        lines.append(tokens.line_of(namespace, [Role.CLIENT], "caller", namespace))
+    chance.shuffle(lines)
+    found = tokens.parse("\n".join(lines))
+    assert found.quotas == {name: Quotas(64 << 20, *numbers) for name, numbers in declared.items()}
+    for namespace in declared:
+        caller = found.by_hash[tokens.hash_of(namespace)]
+        assert caller == Principal("caller", frozenset({Role.CLIENT}), namespace)
+
+
+def test_a_file_with_quotas_that_do_not_fit_leaves_the_old_callers(tmp_path: Path) -> None:
+    path, now, declared = tmp_path / "tokens", [0.0], []
+
+    def set_quotas(quotas: Mapping[str, Quotas]) -> None:
+        if sum(each.memory_bytes for each in quotas.values()) > 100 << 20:
+            raise ValueError("too much")
+        declared.append(dict(quotas))
+
+    path.write_text(f"{NS}\n{tokens.line_of('first', [Role.CLIENT], 'first', 'ns')}")
+    known = Tokens(str(path), lambda: now[0], set_quotas)
+    path.write_text(f"namespace ns memory=200MiB\n{tokens.line_of('second', [Role.CLIENT], 'second', 'ns')}")
+    now[0] += tokens.LOOK_S
+    assert known.identify("Bearer first") is not None
+    assert known.identify("Bearer second") is None
+    assert declared == [{"ns": Quotas(64 << 20)}]
+    with pytest.raises(TokensError, match=f"{path}: too much"):
+        Tokens(str(path), lambda: now[0], set_quotas)
 
 
 def test_every_call_of_the_protocol_has_its_role() -> None:

@@ -226,7 +226,7 @@ def test_a_watch_in_flight_ends_when_the_client_is_closed(server: Any) -> None:
     client.open_source("orders")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.watch, 20.0)
-        while not server._shared.watches:
+        while not server.namespaces.default.shared.watches:
             pass
         client.close()
         with pytest.raises(errors.Closed):

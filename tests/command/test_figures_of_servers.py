@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from acker_command.figures import MemberFigures, figures, total
 from acker_protocol.messages import StatsReply
+from acker_service.config import Config
+from acker_service.core.quotas import DEFAULT
 from acker_service.http.metrics import Metrics
-from acker_service.locked_shard import SharedShard
+from acker_service.namespaces import Namespaces
 from acker_testing import SimulatedTime, new_shard
 
 
@@ -37,7 +39,7 @@ def test_a_total_adds_what_is_known() -> None:
 
 def test_every_metric_that_is_read_is_one_that_a_server_has() -> None:
     time = SimulatedTime()
-    metrics = Metrics(SharedShard(new_shard(), clock=time.clock, max_watches=1, linger_s=0.0))
+    metrics = Metrics(Namespaces({DEFAULT: new_shard()}, Config(), time.clock))
     metrics.observe("Apply", "OK", "APPLIED", 0.1)
     read: list[str] = []
 

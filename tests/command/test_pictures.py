@@ -6,7 +6,7 @@ After an intended change, write the files again (``python -m tests.command.test_
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 
 from acker_command import overview, picture
 from acker_command.balance import balance, owners
-from acker_command.figures import MemberFigures, total
+from acker_command.figures import MemberFigures, NamespaceTotals, total
 from acker_command.overview import Overview
 from acker_protocol.messages import MemberState
 from tests.command.seen import address, answer, listed, silence, view
@@ -46,12 +46,20 @@ def ring(seen: Overview, columns: int | None = None) -> RenderableType:
     return picture.ring(seen, balances, owners(seen.view), columns)
 
 
-def status(seen: Overview) -> RenderableType:
+def status(seen: Overview, namespaces: Mapping[str, NamespaceTotals] = {}) -> RenderableType:
     each = {
         address(0): MemberFigures(1_234_567, 2, 3, 40, 12.4, 98_765.4),
         address(1): MemberFigures(5, 0, 1, 0, None, None),
     }
-    return picture.status(seen, each, total(each.values()))
+    return picture.status(seen, each, total(each.values()), namespaces)
+
+
+def status_of_namespaces() -> RenderableType:
+    namespaces = {
+        "": NamespaceTotals(1_234_567, 20_000_000, 700 << 20, 2048 << 20, 3, 12, 0),
+        "etl": NamespaceTotals(5, 4_000_000, 6 << 20, 512 << 20, 1, 51, 17),
+    }
+    return status(a_cluster(), namespaces)
 
 
 def in_terminal(drawn: RenderableType, columns: int) -> str:
@@ -68,6 +76,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "ring_in_a_terminal": lambda: in_terminal(ring(a_list(), 100), 100),
     "ring_in_a_narrow_terminal": lambda: in_terminal(ring(a_cluster(), 80), 80),
     "status_of_a_cluster": lambda: picture.plain(status(a_cluster())),
+    "status_of_namespaces": lambda: picture.plain(status_of_namespaces()),
 }
 
 

@@ -25,12 +25,32 @@ def test_a_new_token_is_printed_once_and_the_file_knows_its_caller(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_token_of_a_namespace_needs_a_line_that_declares_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tokens"
+    words = ["new", "--role", "client", "--name", "job", "--namespace", "etl", "--file", str(file)]
+    assert options.run(token, words) == 2
+    assert "line 1: no line declares etl: add `namespace etl memory=512MiB`" in capsys.readouterr().err
+    assert not file.exists()
+    file.write_text("namespace etl memory=64MiB")
+    made = _print(words, capsys)
+    assert Tokens(str(file), lambda: 0.0).identify(f"Bearer {made}") == Principal(
+        "job", frozenset({Role.CLIENT}), "etl"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["new", "--role", "admin", "--name", "etl"], "'admin' is not one of 'client', 'operator', 'scraper'"),
         (["new", "--name", "etl"], "Missing option '--role'"),
         (["new", "--role", "client", "--name", "the etl"], "give one word, without spaces"),
+        (["new", "--role", "client", "--name", "etl", "--namespace", "a b"], "give one word, without spaces"),
+        (
+            ["new", "--role", "operator", "--name", "etl", "--namespace", "a", "--file", "{folder}/namespace"],
+            "operator is a role for the whole server",
+        ),
         (["new", "--role", "client", "--name", "etl", "--file", "{folder}/none/tokens"], "No such file or directory"),
         (["new", "--role", "client", "--name", "etl", "--file", "{folder}/text"], "line 1: should be: sha256:HEX"),
     ],
@@ -39,6 +59,7 @@ def test_a_mistake_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
     (tmp_path / "text").write_text("nonsense")
+    (tmp_path / "namespace").write_text("namespace a memory=64MiB\n")
     assert options.run(token, [word.format(folder=tmp_path) for word in words]) == 2
     printed = capsys.readouterr()
     assert expected in printed.err

@@ -49,6 +49,7 @@ from acker_protocol.messages import (
 from acker_protocol.placement import Member, Placement, View, place
 from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.access.tokens import parse as parse_tokens
+from acker_service.config import Config
 from acker_service.core.members import (
     Away,
     Registered,
@@ -59,7 +60,9 @@ from acker_service.core.members import (
     new_config,
     renewed,
 )
+from acker_service.core.parts import json_column
 from acker_service.core.shard import Shard
+from acker_service.state.saved_state import restored
 from acker_service.state.state_file import DIGEST_BYTES, StateDir, StateError
 from tests.fuzz.mutations import BYTES, JSON, PROTOBUF, Mutate, mutated
 from tests.service.conversation import Conversation
@@ -299,18 +302,28 @@ def _read_letter(content: bytes) -> bool:
     return True
 
 
-_TOKENS = b"# callers\nsha256:" + b"0f" * 32 + b" client,operator ops\ncertificate:jobs.example client jobs\n"
+_TOKENS = (
+    b"# callers\nsha256:" + b"0f" * 32 + b" client,operator ops\ncertificate:jobs.example client jobs etl\n"
+    b"namespace etl memory=64MiB max_pending=1000 sources=5\n"
+)
 
 
 def _read_tokens(content: bytes) -> bool:
     try:
-        by_hash, by_certificate = parse_tokens(content.decode())
+        found = parse_tokens(content.decode())
     except ValueError:
         return False
-    for shown, caller in by_hash.items():
+    for shown in found.by_hash:
         _require(len(shown) == 64 and not set(shown) - set("0123456789abcdef"), "a hash is 64 digits of hex")
+    for caller in (*found.by_hash.values(), *found.by_certificate.values()):
         _require(caller.name and caller.roles, "a caller has a name and a role")
-    _require("" not in by_certificate, "a certificate has a name")
+        _require(caller.namespace in ("", *found.quotas), "a namespace is declared")
+        _require(not caller.namespace or caller.roles == {"client"}, "a caller of a namespace is a client")
+    _require("" not in found.by_certificate, "a certificate has a name")
+    for name, quotas in found.quotas.items():
+        _require(name and name.isascii() and not set(name) & set(' "{}\\\n'), "a namespace has a plain name")
+        given = (quotas.memory_bytes, quotas.max_pending, quotas.sources, quotas.connections)
+        _require(all(each is None or each > 0 for each in given), "quotas are positive")
     return True
 
 
@@ -367,9 +380,11 @@ def _state(folder: Path, *, is_signed: bool) -> Target:
     conversation = Conversation()
     for line in _CONVERSATION.splitlines():
         conversation.say(line)
-    parts = [
+    dumped = [
         (name, {key: each.copy() for key, each in arrays.items()}) for name, arrays in conversation.shard.dump(0.0)
     ]
+    # The same again in a namespace.
+    parts = [*dumped, ("namespace", {"json": json_column({"name": "etl"})}), *dumped]
     place = folder / f"state-{is_signed}"
     state_dir = StateDir(str(place))
     state_dir.write(parts)
@@ -383,14 +398,15 @@ def _state(folder: Path, *, is_signed: bool) -> Target:
             stored = state_dir.read()
             if stored is None:
                 return False
-            shard = Shard.restore(stored, incarnation=2, now=1.0)
+            shards = restored(stored, Config(), incarnation=2, now=1.0)
         except (StateError, ValueError):
             return False
         finally:
             state_dir.close()
         if not is_signed:
             _require(content == whole, "the checksum holds every byte")
-        _check_shard(shard)
+        for shard in shards.values():
+            _check_shard(shard)
         return True
 
     if not is_signed:

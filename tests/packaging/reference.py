@@ -22,10 +22,11 @@ from acker_client import errors, source
 from acker_client.source import CommonOptions, Options, Retry
 from acker_client.source.engine.prometheus import COUNTERS, GAUGES
 from acker_service import config
-from acker_service.config import OPTIONS, flag
+from acker_service.config import OPTIONS, Config, flag
+from acker_service.core.quotas import DEFAULT, Quotas
 from acker_service.core.shard import Shard
 from acker_service.http.metrics import Metrics
-from acker_service.locked_shard import SharedShard
+from acker_service.namespaces import Namespaces
 from tests.packaging import api
 
 ROOT = Path(__file__).parents[2]
@@ -53,8 +54,8 @@ LABELS = {
     "acker_call_duration_seconds": "method, code",
     "acker_call_queue_seconds": "pool",
     "acker_queued_calls": "pool",
-    "acker_source_pending_roots": "source",
-    "acker_source_watch_age_seconds": "source",
+    "acker_source_pending_roots": "source, namespace",
+    "acker_source_watch_age_seconds": "source, namespace",
 }
 
 
@@ -116,9 +117,10 @@ def _default(option: dataclasses.Field[Any]) -> str:
 
 
 def _server_metrics() -> str:
-    shared = SharedShard(Shard(incarnation=1, generation=2), clock=time.monotonic, max_watches=1, linger_s=0.0)
+    namespaces = Namespaces({DEFAULT: Shard(incarnation=1, generation=2)}, Config(), time.monotonic)
+    namespaces.set_quotas({"etl": Quotas(512 << 20)})
     rows = []
-    for metric in Metrics(shared).collect():
+    for metric in Metrics(namespaces).collect():
         if metric.name.startswith("process_"):
             continue
         name = {"counter": f"{metric.name}_total", "info": f"{metric.name}_info"}.get(metric.type, metric.name)

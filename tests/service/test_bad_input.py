@@ -34,9 +34,12 @@ from acker_protocol.messages import (
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.access.access import Access
+from acker_service.config import Config
+from acker_service.core.quotas import DEFAULT
 from acker_service.core.shard import Shard
+from acker_service.grpc.admission import Admitted
 from acker_service.grpc.servicer import CallRefused, Servicer, Wait
-from acker_service.locked_shard import SharedShard
+from acker_service.namespaces import Namespaces
 from acker_service.process.replies import Replies
 from acker_service.process.workers import Workers
 from acker_service.server import Server
@@ -286,11 +289,12 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    shard = Shard(incarnation=1, generation=2, max_pending=100_000)
-    shared = SharedShard(shard, clock=time.monotonic, max_watches=1, linger_s=0.0)
+    options = Config(max_pending=100_000, max_watches=1)
+    namespaces = Namespaces({DEFAULT: Shard(incarnation=1, generation=2)}, options, time.monotonic)
+    shared, anybody = namespaces.default.shared, Admitted(namespaces.default)
     workers = Workers("test", 1, receive_s=10.0, clock=time.monotonic)
     servicer = Servicer(
-        shared,
+        namespaces,
         hello=HelloReply(PROTOCOL_VERSION, "", 1, 1 << 20, 64),
         view=lambda: ViewReply(1, 0, ()),
         epoch=lambda: 0,
@@ -309,7 +313,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
     for _ in range(messages):
         content = random_message(draw, method)
         try:
-            handle(content, Wait())
+            handle(content, anybody, Wait())
         except (wire.Malformed, CallRefused):
             pass
         except Exception as error:

@@ -96,7 +96,7 @@ def test_one_connection_has_a_bounded_number_of_calls_and_the_server_of_connecti
 def test_a_server_that_cannot_get_at_its_shard_is_neither_ready_nor_healthy(start_server: StartServer) -> None:
     server = start_server(http_port=0)
     with Caller(server.address) as caller:
-        with server._shared._lock:
+        with server.namespaces.default.shared._lock:
             status, why = page(server, "/readyz")
             assert (status, "the shard did not answer" in why) == (503, True)
             assert health(caller) == NOT_SERVING

@@ -350,7 +350,7 @@ def test_after_a_failed_state_write_the_shard_still_answers(
         server.stop(0.0)
     # The held error keeps the frames of the failed write alive.
     assert lost.value is not None
-    assert server._shared.answers(0.0)
+    assert server.namespaces.default.shared.answers(0.0)
 
 
 def test_calls_that_are_cut_as_their_requests_do_not_arrive_get_one_line(

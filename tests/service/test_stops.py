@@ -109,7 +109,7 @@ def test_a_hurried_stop_waits_for_no_call_and_writes_the_state(
         entered.set()
         leave.wait()
 
-    monkeypatch.setattr(server._shared, "open_batch", slow)
+    monkeypatch.setattr(server.namespaces.default.shared, "open_batch", slow)
     with Caller(server.address) as caller:
         caller.begin()
         calling = caller.opening(OpenBatch(7, 1, 100, 5))
