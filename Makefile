@@ -56,7 +56,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo >&2 "$(NO_PYTHON)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo >&2 "$(NO_VENV)"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[service,spark,zookeeper,kafka,kinesis,cli]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[service,spark,zookeeper,kafka,schema-registry,kinesis,cli]' --group dev
 	@touch $@
 
 demo: $(READY)

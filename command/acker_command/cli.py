@@ -29,6 +29,11 @@ SUBCOMMANDS: dict[str, tuple[str, dict[str, str], str]] = {
         {"pyarrow": "spark", "rich": "cli"},
         "Look at dead letters, and put them back for another try.",
     ),
+    "offsets": (
+        "acker_command.offsets",
+        {"pyarrow": "spark", "confluent_kafka": "kafka", "rich": "cli"},
+        "Show where a source of Kafka is, and move it.",
+    ),
     "demo": ("acker_command.demo.command", {}, "Run a Spark job, break things on purpose, check outcomes."),
 }
 

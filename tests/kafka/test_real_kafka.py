@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -15,11 +16,23 @@ import numpy as np
 import pytest
 from confluent_kafka import Producer
 
-from acker_client.source import Committed, InputChanged, Kafka, KafkaOffsets, KafkaTopic, Ranges, Retry, SourceError
+from acker_client.source import (
+    Batch,
+    Committed,
+    InputChanged,
+    Kafka,
+    KafkaOffsets,
+    KafkaTopic,
+    Ranges,
+    Retry,
+    SourceError,
+)
 from acker_client.source.kafka.input import KafkaInput
+from acker_command.offsets import offsets
+from acker_command.options import run
 from tests.kafka.broker import RealKafka, admin, eventually
 from tests.source.driven import Driven
-from tests.source.executors import NO_SPARK, Cluster, failing, save_all
+from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
@@ -347,3 +360,65 @@ def test_dead_letters_in_a_topic_last_and_a_topic_that_is_not_there_is_a_sentenc
     missing = KafkaTopic("no-such-topic", bootstrap_servers=real_kafka.servers, timeout_s=1)
     with pytest.raises(SourceError, match=r"topic 'no-such-topic' does not exist at .*: create it, or name another"):
         missing.open()
+
+
+def test_times_bound_what_is_read_and_acker_offsets_moves_a_source_to_a_time(
+    real_kafka: RealKafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = real_kafka.new_topic(2, config={"retention.ms": "-1"})
+    for partition in range(2):
+        for k in range(10):
+            value = b"%d.%d" % (partition, k)
+            real_kafka.write(topic, partition, [value], timestamp=1_700_000_000_000 + 1_000 * k + partition)
+    options: dict[str, Any] = {
+        "name": topic,
+        "bootstrap_servers": real_kafka.servers,
+        "checkpoint": tmp_path / "a.ckpt",
+    }
+    read: list[bytes] = []
+
+    def run_once(**bounds: Any) -> list[bytes]:
+        read.clear()
+
+        def process(batch: Batch) -> None:
+            read.extend(row.value for row in frame_of(batch).rows())
+            save_all(batch)
+
+        Kafka(topic, environment=Cluster(tmp_path).environment(), **options, **bounds).run(NO_SPARK, process)
+        return sorted(read)
+
+    def at(seconds: float) -> datetime:
+        return datetime.fromtimestamp(1_700_000_000 + seconds, UTC)
+
+    assert run_once(start=at(3), stop=at(7)) == [b"0.3", b"0.4", b"0.5", b"0.6", b"1.3", b"1.4", b"1.5", b"1.6"]
+    assert run_once(stop={f"{topic}/0": 8}) == [b"0.7", b"1.7", b"1.8", b"1.9"]
+    words = [topic, "--bootstrap-servers", real_kafka.servers, "--checkpoint", str(tmp_path / "a.ckpt"), "--json"]
+    for where, moved in (("2023-11-14T22:13:25", [5, 5]), ("latest", [10, 10]), ("9", [9, 9])):
+        assert run(offsets, [*words, "--to", where]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert [each["target"] for each in told["partitions"]] == moved
+        assert real_kafka.committed(topic) == {(topic, number): offset for number, offset in enumerate(moved)}
+    assert run_once(stop="end") == [b"0.9", b"1.9"]
+
+
+def test_gauges_of_partitions_agree_with_what_the_brokers_tools_show(real_kafka: RealKafka, tmp_path: Path) -> None:
+    topic = real_kafka.new_topic(3)
+    for partition, count in enumerate((20, 5, 0)):
+        real_kafka.write(topic, partition, [b"%d" % k for k in range(count)])
+    source = Kafka(
+        topic,
+        name=topic,
+        bootstrap_servers=real_kafka.servers,
+        environment=Cluster(tmp_path).environment(),
+        batch_records=10,
+        retry=Retry(initial_s=9e3, cap_s=9e3),
+    )
+    for batch in source.batches(NO_SPARK):
+        failing(lambda row: row.value in (b"3", b"7"))(batch)
+        batch.done()
+        if batch.number == 2:
+            source.stop()
+    states = {(each.topic, int(each.name)): each for each in source._run.partition_states()}  # type: ignore[union-attr]
+    assert {at: each.committed for at, each in states.items()} == real_kafka.committed(topic)
+    assert {at: each.end for at, each in states.items()} == {(topic, 0): 20, (topic, 1): 5, (topic, 2): 0}
+    assert [states[topic, number].lag for number in range(3)] == [17, 2, 0]

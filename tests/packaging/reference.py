@@ -20,7 +20,7 @@ import yaml
 import acker_client.spark
 from acker_client import errors, source
 from acker_client.source import CommonOptions, Options, Retry
-from acker_client.source.engine.prometheus import COUNTERS, GAUGES
+from acker_client.source.engine.prometheus import COUNTERS, GAUGES, PARTITION_GAUGES, TOTALS
 from acker_service import config
 from acker_service.config import OPTIONS, Config, flag
 from acker_service.core.quotas import DEFAULT, Quotas
@@ -133,9 +133,11 @@ def _server_metrics() -> str:
 
 
 def _source_metrics() -> str:
-    counters = [(f"`{name}_total`", "counter", text) for name, text in COUNTERS.values()]
-    gauges = [(f"`{name}`", "gauge", text) for name, text in GAUGES.values()]
-    return _table("metric | type | meaning", counters + gauges)
+    rows = [(f"`{name}_total`", "counter", "source", text) for name, text in COUNTERS.values()]
+    rows += [(f"`{name}`", "gauge", "source", text) for name, text in [*GAUGES.values(), *TOTALS.items()]]
+    labels = "source, topic, partition"
+    rows += [(f"`{name}`", "gauge", labels, text) for name, text in PARTITION_GAUGES.values()]
+    return _table("metric | type | labels | meaning", rows)
 
 
 def _alerts() -> str:

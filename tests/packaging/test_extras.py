@@ -62,6 +62,16 @@ def test_kafka_without_its_extra_is_imported_and_says_which_one_to_install_when_
     assert "pip install 'acker[kafka]'" in last
 
 
+@pytest.mark.parametrize("blocked", ["fastavro", "httpx2", "confluent_kafka.schema_registry"])
+def test_values_of_kafka_without_their_extra_say_which_one_to_install(blocked: str) -> None:
+    values = "values=Avro('id bigint', 'http://x')"
+    made = f"Kafka('orders', bootstrap_servers='x:1', name='orders', {values})"
+    done = tried(f"from acker_client.source import Avro, Kafka; {made}", blocked)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: acker_client.source.Kafka with values= needs ")
+    assert "pip install 'acker[schema-registry]'" in last
+
+
 def test_a_source_is_imported_without_spark_and_without_grpc() -> None:
     blocked = ("pyspark", "pandas", "grpc", "numba", "kazoo", "boto3", "confluent_kafka")
     assert tried("import acker_client.source", *blocked).returncode == 0

@@ -18,6 +18,9 @@ from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from acker_client.source import DeadLetter
 from acker_client.source.dead_letters.letters_file import DeadLetterFile
@@ -25,6 +28,7 @@ from tests.packaging import programs
 from tests.service.caller import eventually
 from tests.source.kafka_broker import PARTITIONS, MockKafka
 from tests.source.kinesis_server import ENVIRONMENT, KinesisServer
+from tests.source.schema_registry import SchemaRegistryServer
 
 ORDERS = """\
 {"items": [{"sku": "apple", "qty": 2}, {"sku": "pear", "qty": 1}]}
@@ -128,6 +132,30 @@ def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(
         (0, "pear", 1),
         (1, "plum", 7),
     ]
+
+
+@pytest.mark.long
+@pytest.mark.jvm
+def test_the_program_of_values_with_a_schema_runs_as_it_stands_in_a_process_of_its_own(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    with MockKafka() as kafka, SchemaRegistryServer() as registry:
+        fields = [{"name": "sku", "type": "string"}, {"name": "qty", "type": "int"}, {"name": "at", "type": "long"}]
+        schema = json.dumps({"type": "record", "name": "Sold", "fields": fields})
+        serialize = AvroSerializer(SchemaRegistryClient({"url": registry.url}), schema)
+        context = SerializationContext("sold", MessageField.VALUE)
+        values = [serialize({"sku": sku, "qty": qty, "at": 1}, context) for sku, qty in (("apple", 2), ("pear", 1))]
+        kafka.create("sold")
+        kafka.write("sold", 1, [values[0], b"no Avro", values[1]])
+        path = program("values=Avro(", tmp_path, start_server().address)
+        text = path.read_text().replace("localhost:9092", kafka.servers)
+        path.write_text(text.replace("http://localhost:8081", registry.url))
+        said = run(path)
+    assert parquet_in(tmp_path / "sold", "offset", "sku", "qty") == [(0, "apple", 2), (2, "pear", 1)]
+    assert re.search(r"acked +2 ", said)
+    (letter,) = map(json.loads, (tmp_path / "sold.dead").open())
+    assert (letter["offset"], letter["value"]) == (1, "no Avro")
+    assert "the value does not decode as avro" in letter["reason"]
 
 
 @cache

@@ -27,7 +27,7 @@ def floors() -> dict[str, str]:
     extras = PROJECT["project"]["optional-dependencies"]
     given = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["test"]]
     given += [one for each in extras.values() for one in each]
-    found = (re.match(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)", one) for one in given)
+    found = (re.match(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)", one) for one in given)
     return {canonical(match[1]): match[2] for match in found if match}
 
 

@@ -33,11 +33,12 @@ from acker_client.source import (
 from acker_client.source.engine.environment import arrow_schema
 from acker_client.source.kafka.broker import Broker, CommittedOffset
 from acker_client.source.kafka.connection import Reminder, Unreachable, error_of, library
-from acker_client.source.kafka.input import KafkaInput, shared_out
+from acker_client.source.kafka.input import KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
 from acker_client.source.kafka.reader import Fetched, Reader, reader_of
 from acker_client.source.kafka.slices import COLUMNS, SCHEMA
+from acker_client.source.kafka.topic_log import shared_out
 from acker_client.source.records.input import PausableInput, SharedInput
 from acker_client.source.records.stores import SharedCheckpointStore
 from tests.source.driven import Driven, read_elsewhere
@@ -594,6 +595,7 @@ def test_while_brokers_are_away_plans_are_empty(
         assert (plan.parts, plan.is_end) == ((), False)
         assert len(rows_of(driven.slices(records))) == 3
         assert len(driven.plan(100)) == 2
+        input_.close()
     assert caplog.text.count("waiting for it") == 1
     assert "Kafka answers again" in caplog.text
 
@@ -662,6 +664,7 @@ def test_members_of_a_group_keep_their_partitions_while_brokers_are_away(
         while not (parts := input_.plan(100, 1).parts):
             """The broker answers after some plans."""
         assert [(part.number, part.start, part.stop) for part in parts] == [(1, 2, 5)]
+        input_.close()
 
 
 def test_whatever_waits_for_kafka_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -770,12 +773,21 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
         ({"topics": "a", "first_poll": "newest"}, "first_poll='newest': give one of 'earliest', 'latest'"),
         ({"topics": "a", "first_poll": datetime(2026, 1, 1)}, "has no zone"),
         ({"topics": "a", "null_values": "drop"}, "null_values='drop': give one of 'emit', 'skip'"),
-        ({"topics": "a", "stop": "now"}, "stop='now': give one of None, 'end'"),
+        ({"topics": "a", "stop": "now"}, "stop='now': give 'end', an offset, a datetime, or a mapping"),
         ({"topics": "a", "group_id": ""}, "group_id='': give the name"),
         ({"topics": "a", "timeout_s": 0}, "timeout_s=0: give seconds"),
         ({"topics": "a", "refresh_s": -1}, "refresh_s=-1: give seconds"),
         ({"topics": "a", "bootstrap_servers": ""}, "bootstrap_servers: name a broker"),
         ({"topics": "a", "config": {"enable.auto.commit": True}}, "config: enable.auto.commit is the source's own: an"),
+        ({"topics": "a", "values": "avro"}, "values='avro': give Avro\\(...\\), JsonSchema"),
+        ({"topics": "a", "start": -1}, "start=-1: give 'earliest', 'latest', an offset, a datetime, or a mapping"),
+        ({"topics": "a", "start": {"a": 5}}, "start: 'a' is no partition of a topic, like 'orders/0'"),
+        ({"topics": "a", "start": {"b/0": 5}}, "start: b/0 is not of the topics that this source reads \\(a\\)"),
+        ({"topics": "a", "stop": {"a/0": "latest"}}, "stop of a/0='latest': give 'end', an offset"),
+        ({"topics": "a", "stop": {"a/0": datetime(2026, 1, 1)}}, "has no zone"),
+        ({"topics": "a", "records_per_s": 0}, "records_per_s=0: give records per second and partition, above 0"),
+        ({"topics": "a", "ordered_by": "value"}, "ordered_by='value': give 'key', or None"),
+        ({"topics": "a", "ordered_by": "key", "guarantee": "at_most_once"}, "nothing is tried again then"),
         ({"topics": "a", "config": {"group.id": "x"}}, "config: group.id is the source's own: give it as group_id"),
         ({"topics": "a", "config": {"auto.offset.reset": "x"}}, "auto.offset.reset is the source's own: give first_"),
         ({"topics": "a", "config": {"oauth_cb": print}}, "config: oauth_cb is a builtin_function_or_method: give text"),

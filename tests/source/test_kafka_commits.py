@@ -6,8 +6,8 @@ import itertools
 import json
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from acker_client.source import CheckpointError, Kafka, Ranges
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
-from acker_client.source.kafka.broker import CommittedOffset
+from acker_client.source.kafka.broker import Broker, CommittedOffset
 from acker_client.source.kafka.commits import Commits
+from acker_client.source.kafka.input import KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection
 from acker_client.source.kafka.offset_metadata import CommitMetadata
 from acker_client.source.records.input import Committed
@@ -360,3 +361,156 @@ def test_of_two_new_jobs_that_begin_together_one_goes_on_and_can_be_started_agai
     assert not Driver(broker, "0c", one).is_stopped
     with pytest.raises(CheckpointError, match="two checkpoints for one name"):
         Driver(broker, "0d", two)
+
+
+# -- who waits for a commit
+
+
+class Noting(Broker):
+    """Notes when the input begins a commit of partition 0, with the end of its run, and when it waits for one."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        super().__init__(connection)
+        self.calls: list[str] = []
+
+    def commit(self, offsets: Mapping[At, CommittedOffset]) -> None:
+        for at, each in offsets.items():
+            if at.number == 0:
+                self.calls.append(f"commit {each.offset}" + (", over" if '"over":true' in each.metadata else ""))
+        super().commit(offsets)
+
+    def confirm(self, timeout_s: float) -> str:
+        self.calls.append("wait")
+        return super().confirm(timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "calls"),
+    [
+        ("at_least_once", ["commit 3", "wait"]),
+        ("at_most_once", ["commit 3", "wait"]),
+        ("no_guarantee", ["commit 3"]),
+    ],
+)
+def test_a_plan_waits_for_the_commit_of_what_is_done_unless_nothing_is_guaranteed(
+    jobs: Callable[[int], Jobs], guarantee: Any, calls: list[str]
+) -> None:
+    two = jobs(10)
+    input_: Any = KafkaInput(two.job("a.ckpt", guarantee=guarantee, stop=None).kafka, broker=Noting)
+    input_.start({})
+    input_.plan(5, 1)
+    broker = input_._connected
+    broker.calls.clear()
+    input_.advance(f"{two.topic}/0", Ranges.below(3))
+    input_.plan(0, 1)
+    assert broker.calls == calls
+    if guarantee != "no_guarantee":
+        assert two.offset() == 3
+    input_.advance(f"{two.topic}/0", Ranges.below(4))
+    # At the end all of them wait.
+    input_.close()
+    assert broker.calls == [*calls, "commit 4", *(["wait"] if "wait" in calls else []), "commit 4, over", "wait"]
+    assert (two.offset(), two.metadata()["over"]) == (4, True)
+
+
+def test_a_commit_that_does_not_get_through_is_made_again_with_the_next_plan(jobs: Callable[[int], Jobs]) -> None:
+    two = jobs(10)
+    input_: Any = KafkaInput(two.job("a.ckpt", stop=None).kafka, broker=Noting)
+    input_.start({})
+    input_.plan(5, 1)
+    input_.advance(f"{two.topic}/0", Ranges.below(3))
+    broker, confirm = input_._connected, Broker.confirm
+    broker.calls.clear()
+    broker.confirm = lambda timeout_s: "no answer"
+    input_.plan(0, 1)
+    assert input_.observe()[f"{two.topic}/0"].committed == 0
+    broker.confirm = lambda timeout_s: confirm(broker, timeout_s)
+    input_.plan(0, 1)
+    assert (broker.calls, two.offset()) == (["commit 3", "commit 3"], 3)
+    assert input_.observe()[f"{two.topic}/0"].committed == 3
+    # A partition that another source has now is not committed any more.
+    input_.advance(f"{two.topic}/0", Ranges.below(5))
+    broker.confirm = lambda timeout_s: "no answer"
+    input_.revoke([f"{two.topic}/0"])
+    broker.confirm = lambda timeout_s: confirm(broker, timeout_s)
+    broker.calls.clear()
+    input_.plan(0, 1)
+    input_.close()
+    assert broker.calls == []
+
+
+def test_a_checkpoint_in_kafka_waits_for_its_commits_unless_nothing_is_guaranteed() -> None:
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(10)
+        for guarantee, waits in (("at_least_once", True), ("at_most_once", True), ("no_guarantee", False)):
+            source = Kafka(
+                topic,
+                bootstrap_servers=kafka.servers,
+                name="orders",
+                group_id=f"{topic}-{guarantee}",
+                checkpoint="kafka",
+                guarantee=guarantee,  # type: ignore[arg-type]
+            )
+            store: Any = source.options.checkpoint
+            store.open("orders", "kafka")
+            input_: Any = source.input()[0]
+            input_.set_checkpoint(store)
+            assert store.load() == {}
+            store.connection = store._broker.connection = replace(store.connection, timeout_s=0.3)
+            kafka.pause()
+            try:
+                if waits:
+                    with pytest.raises(CheckpointError, match="what is done could not be committed"):
+                        store.save({f"{topic}/0": Committed(Ranges.below(4))})
+                else:
+                    store.save({f"{topic}/0": Committed(Ranges.below(4))})
+            finally:
+                kafka.resume()
+            # The end of a run waits for what is on its way.
+            store.close()
+            if not waits:
+                assert kafka.committed(f"{topic}-{guarantee}", topic)[0][0] == 4
+
+
+# -- the end of a run
+
+
+@pytest.mark.parametrize("checkpoint", [None, "kafka", "a.ckpt"])
+def test_a_run_says_in_its_last_commit_that_it_is_over_and_a_new_run_takes_that_back(
+    jobs: Callable[[int], Jobs], checkpoint: str | None
+) -> None:
+    two = jobs(20)
+    for _ in range(2):
+        batches = two.job(checkpoint, batch_records=5).batches(NO_SPARK)
+        batch = next(batches)
+        assert "over" not in two.metadata()
+        save_all(batch)
+        batch.done()
+        batches.close()
+        assert two.metadata()["over"] is True
+    assert two.offset() == 10
+
+
+def test_a_driver_goes_on_when_an_earlier_one_has_ended_meanwhile(jobs: Callable[[int], Jobs]) -> None:
+    two = jobs(40)
+    first, second = (two.job(batch_records=5).batches(NO_SPARK) for _ in range(2))
+    save_all(next(first))
+    save_all(next(second))
+    first.close()
+    for batch in second:
+        save_all(batch)
+    assert two.offset() == 40
+
+
+def test_a_driver_that_was_stopped_by_an_earlier_one_does_not_write_its_end_over_the_commits_of_that_one(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(40)
+    first, second = (two.job("kafka", batch_records=5).batches(NO_SPARK) for _ in range(2))
+    for batches in (first, second):
+        save_all(next(batches))
+    save_all(next(first))
+    with pytest.raises(CheckpointError, match="runs twice"):
+        deque(map(save_all, second))
+    assert ("over" not in two.metadata(), two.offset()) == (True, 5)
+    first.close()

@@ -373,3 +373,29 @@ def test_an_empty_shard_in_between_does_not_hide_its_open_ancestors(twin: TwinKi
     first.finish(first.drain())
     saved |= first.committed()
     assert (second.data(second.drain()), third.data(third.drain())) == ([], ["b"])
+
+
+def test_records_of_a_partition_key_wait_for_an_earlier_one_also_in_the_shard_of_a_split(
+    cluster: Cluster, twin: TwinKinesis
+) -> None:
+    # The twin derives the partition key of a record from its data.
+    twin.put(0, *"abacab")
+    twin.split(0)
+    twin.put(2, *"ab")
+    handed: list[list[tuple[str, int]]] = []
+    tries = 0
+
+    def process(batch: Batch) -> None:
+        nonlocal tries
+        columns = [read.columns for piece in frame_of(batch).plan.slices for read in piece.read()]
+        rows = [(row["data"].decode(), int(row["sequence_number"])) for each in columns for row in each.to_pylist()]
+        handed.append(sorted(rows, key=lambda row: row[1]))
+        tries += 1
+        failing(lambda row: row.value == b"b" and tries < 3)(batch)
+
+    summary = source(cluster, twin, ordered_by="partition_key").run(NO_SPARK, process)
+    assert (summary.acked, summary.held_back) == (8, 0)
+    assert [[data for data, _ in batch] for batch in handed[:3]] == [["a", "b", "c"], ["b", "a"], ["b", "a"]]
+    for key in "abc":
+        numbers = [number for batch in handed for data, number in batch if data == key]
+        assert numbers == sorted(numbers)

@@ -355,6 +355,18 @@ def test_rows_dropped_behind_the_librarys_back_fail_as_unfinished(cluster: Clust
     assert [(letter["value"], letter["reason"]) for letter in letters(cluster)] == [("drop", "unfinished")]
 
 
+def test_a_batch_has_as_many_records_as_batch_records_allows(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(100)))
+    sizes: list[tuple[int, int]] = []
+
+    def process(batch: Batch) -> None:
+        sizes.append((batch.records, len(frame_of(batch).rows())))
+        save_all(batch)
+
+    cluster.source(batch_records=30).run(NO_SPARK, process)
+    assert sizes == [(30, 30), (30, 30), (30, 30), (10, 10)]
+
+
 def test_a_restart_goes_on_where_everything_before_was_done(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(100)))
     seen: list[str] = []

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from acker_client.clean_up import CleanUp
 from acker_client.cluster.scope import BatchScope
@@ -62,8 +63,8 @@ class Batches:
 
     def open_batch(self, replays: ReplayGroup, new: RecordNumbers, tasks: int) -> Batch:
         """Open a batch of replays and new records at the servers, and make its frame."""
-        # New records have higher numbers than all earlier ones, so the result is ascending.
-        records = np.concatenate((replays.records, new))
+        # New records that were held back for their order may have lower numbers than replays.
+        records = np.sort(np.concatenate((replays.records, new)))
         slices = self._lookup.input.slices(self._lookup.parts.chosen(records), tasks)
         self._number += 1
         first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
@@ -75,7 +76,7 @@ class Batches:
             failed.add(partial(self._server_batches.abandon_at_servers, self._number))
             plan = FramePlan(self._options.name, scope, pin, self._schema, slices, held)
             frame = self._frame = self._environment.frame(self._spark, plan)
-            self._announce(emitted, len(replays.records))
+            self._announce(emitted, np.isin(records, replays.records))
             failed.pop_all()
         log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), len(replays.records))
         name = _UNSAFE.sub("_", self._options.name)
@@ -103,11 +104,11 @@ class Batches:
                 # Added last, so this step runs first. It ends the jobs that may still write.
                 steps.add(frame.evidence.release)
 
-    def _announce(self, emitted: EmissionRange, replays: int) -> None:
-        for part, is_replay in ((slice(0, replays), True), (slice(replays, None), False)):
+    def _announce(self, emitted: EmissionRange, is_replay: npt.NDArray[np.bool_]) -> None:
+        for part, are_replays in ((is_replay, True), (~is_replay, False)):
             emissions = Emissions(emitted.records[part], emitted.roots[part], self._lookup)
             if len(emissions):
-                self._options.listener.on_emit(self._number, emissions, is_replay)
+                self._options.listener.on_emit(self._number, emissions, are_replays)
 
 
 def _take_back(step: Callable[[], object]) -> None:

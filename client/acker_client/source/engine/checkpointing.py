@@ -29,6 +29,8 @@ from acker_client.source.records.stores import (
 
 log = logging.getLogger("acker_client.source")
 
+NOTHING = Committed()
+
 # Maximum number of holes (stretches of open records before done ones) of a partition. With more, it is paused.
 HOLES_MAX = 100_000
 
@@ -87,6 +89,10 @@ class Checkpointing:
         self._unsaved.discard(partition)
         if isinstance(self._store, SharedCheckpointStore):
             self._committed.pop(partition, None)
+
+    def committed_prefix(self, partition: str) -> int:
+        """Return the position below which the checkpoint says that all is done. Any thread may ask."""
+        return self._committed.get(partition, NOTHING).done.prefix
 
     def note_unsaved(self, partitions: Iterable[str]) -> None:
         self._unsaved.update(partitions)

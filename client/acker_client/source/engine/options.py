@@ -220,6 +220,17 @@ class Options:
                 raise ValueError(f"dead_letters and checkpoint are the same file ({self.dead_letters}): give two")
 
 
+def check_order(ordered_by: object, key: str, options: Options) -> None:
+    """Check the option ``ordered_by`` of a source whose records have a ``key``. Raises ``ValueError``."""
+    if ordered_by not in (None, key):
+        raise ValueError(f"ordered_by={ordered_by!r}: give {key!r}, or None")
+    if ordered_by is not None and not options.guarantee.retries:
+        raise ValueError(
+            f"ordered_by={ordered_by!r} with guarantee={options.guarantee.value!r}: nothing is tried again then, so"
+            " nothing waits for an earlier record; leave ordered_by out"
+        )
+
+
 def checkpoint_store(options: Options) -> CheckpointStore | None:
     """Return the store of the option ``checkpoint``."""
     return CheckpointFile(options.checkpoint) if isinstance(options.checkpoint, Path) else options.checkpoint

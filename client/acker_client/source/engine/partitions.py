@@ -20,9 +20,21 @@ from acker_client.source.engine.options import UNLIMITED, Options
 from acker_client.source.errors import SourceError
 from acker_client.source.records.guarantee import Guarantee
 from acker_client.source.records.in_flight import InFlight
-from acker_client.source.records.input import Closing, Committed, Input, PausableInput, RemoteInput, SharedInput
+from acker_client.source.records.input import (
+    Closing,
+    Committed,
+    Input,
+    Observed,
+    ObservedInput,
+    PausableInput,
+    RemoteInput,
+    SharedInput,
+)
+from acker_client.source.records.key_order import KeyOrder
 from acker_client.source.records.listener import Emissions
 from acker_client.source.records.parts import Lookup
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.summary import PartitionState
 from acker_client.source.records.tracker import NO_RECORDS, RecordNumbers
 from acker_protocol.messages import NO_IDS
 
@@ -51,12 +63,19 @@ class Partitions:
         # The partitions that the group has assigned; always empty without a group.
         self._owned: set[str] = set()
         self._is_read = False
+        self._order = KeyOrder(in_flight.tracker.open_among)
         _check_input(options, self._input)
 
     @property
     def is_read(self) -> bool:
-        """Whether the input has ended. Then new records come only from partitions that are assigned later."""
-        return self._is_read
+        """Whether all records of the input were emitted. Then new ones come only from partitions that are assigned
+        later."""
+        return self._is_read and not self._order.held_back
+
+    @property
+    def held_back(self) -> int:
+        """The number of records that wait for an earlier record of their key."""
+        return self._order.held_back
 
     # -- opening and closing
 
@@ -94,14 +113,17 @@ class Partitions:
         return not isinstance(self._input, RemoteInput) or self._input.is_reachable()
 
     def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:
-        """Plan new records, and return their numbers.
+        """Return the numbers of records to emit for the first time, ascending. Those that were held back come first.
 
         Returns an empty array if too many records are open, or the input has nothing to plan.
         """
-        room = min(records_max, self._options.open_max - self._in_flight.tracker.open_records)
-        records = NO_RECORDS
-        while room > 0 and not len(records) and not self._is_read and self._pause_full():
-            plan = self._input.plan(room, tasks)
+        released, records = self._order.take(records_max), NO_RECORDS
+        while not len(records) and not self._is_read and self._pause_full():
+            room = self._options.open_max - self._in_flight.tracker.open_records
+            room = min(records_max - len(released), room)
+            if room <= 0:
+                break
+            first, plan = self._parts.planned, self._input.plan(room, tasks)
             if plan.revoked:
                 self.commit()
                 self._drop_partitions(plan.revoked)
@@ -109,11 +131,16 @@ class Partitions:
             self._is_read = plan.is_end
             if not self._options.guarantee.retries:
                 records = self._count_as_done(plan.parts, records)
+            if len(records):
+                self._dead_lettering.note_first_emission(int(records[0]), self._environment.wall())
+            if plan.keys:
+                self._in_flight.tracker.hold_back(records)
+                self._order.hold_back(records, np.concatenate(plan.keys)[records - first])
+                records = self._order.take(room)
             if not plan.parts:
                 break
-        if len(records):
-            self._dead_lettering.note_first_emission(int(records[0]), self._environment.wall())
-        return records
+        # Partitions that the plan has revoked took their released records with them.
+        return np.concatenate((self._in_flight.tracker.open_among(released), records))
 
     def _count_as_done(self, parts: Sequence[Any], records: RecordNumbers) -> RecordNumbers:
         """Count planned records as done, as a source without retries does. With the guarantee at-most-once, commit them
@@ -185,6 +212,7 @@ class Partitions:
         for partition in partitions:
             numbers = self._parts.numbers_of([partition])
             self._dead_lettering.drop_records(numbers)
+            self._in_flight.tracker.drop_records(self._order.drop(numbers))
             records = self._in_flight.revoke(numbers)
             roots = np.zeros(len(records), NO_IDS.dtype)
             self._options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
@@ -227,6 +255,17 @@ class Partitions:
     def holes(self) -> list[int]:
         """Return the number of holes of each partition. Any thread may ask, while partitions come and go."""
         return [done.holes for done in list(self._parts.done.values())]
+
+    def states(self) -> list[PartitionState]:
+        """Return the state of each partition, in order; none if the input does not show them. Any thread may ask."""
+        if not isinstance(self._input, ObservedInput):
+            return []
+        return [self._state(name, each) for name, each in sorted(self._input.observe().items())]
+
+    def _state(self, name: str, each: Observed) -> PartitionState:
+        committed = self._checkpointing.committed_prefix(name) if each.committed is None else each.committed
+        holes = self._parts.done.get(name, Ranges()).holes
+        return PartitionState(each.topic, each.name, each.position, committed, each.end, holes)
 
 
 def _check_input(options: Options, source: Input[Any]) -> None:

@@ -1,15 +1,16 @@
 """Prometheus: a source's progress as metrics of the driver's process. Only this module imports prometheus_client.
 
-Decides names and labels: one label, the source's name. Counts nothing itself and opens no port. The user registers the
-collector in a registry, and each scrape asks the source for its summary.
+Decides names and labels: the source's name, and for the gauges of partitions the topic and the partition, of at most
+``PARTITIONS_MAX`` partitions. Counts nothing itself and opens no port. The user registers the collector in a registry,
+and each scrape asks the source for its summary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from acker_client.extras import missing
-from acker_client.source.records.summary import Summary
+from acker_client.source.records.summary import PartitionState, Summary
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -40,19 +41,36 @@ COUNTERS = {
 }
 GAUGES = {
     "open": ("acker_source_open_records", "Records that have no answer yet."),
+    "held_back": ("acker_source_held_back_records", "Planned records that wait for an earlier record of their key."),
     "holes": ("acker_source_checkpoint_holes", "Stretches of open records before done ones; a checkpoint is bounded."),
     "holes_of_fullest": (
         "acker_source_checkpoint_holes_of_fullest",
         "Holes of the partition that has the most. From 100,000 on it is paused.",
     ),
 }
+# field of PartitionState -> (name, help)
+PARTITION_GAUGES = {
+    "position": ("acker_source_partition_position", "The position that is read next."),
+    "committed": ("acker_source_partition_committed", "The position from which a restart goes on."),
+    "end": ("acker_source_partition_end", "The position after the last record there is, if the input knows it."),
+    "lag": ("acker_source_partition_lag", "Positions from the committed one to the end."),
+    "holes": ("acker_source_partition_holes", "Stretches of open records before done ones."),
+}
+# Gauges of all partitions together: name -> help.
+TOTALS = {
+    "acker_source_partitions": "Partitions that the source reads.",
+    "acker_source_partitions_left_out": "Partitions without gauges of their own. The first 1,000 by name have some.",
+    "acker_source_lag": "Positions from the committed ones to the ends, over all partitions.",
+}
+PARTITIONS_MAX = 1_000
 
 
 class SourceCollector(Collector):
-    """Collects a source's current or latest summary."""
+    """Collects a source's current or latest summary, and the states of its partitions if its input shows them."""
 
-    def __init__(self, summary: Callable[[], Summary]) -> None:
+    def __init__(self, summary: Callable[[], Summary], states: Callable[[], Sequence[PartitionState]]) -> None:
         self._summary = summary
+        self._states = states
 
     def collect(self) -> Iterable[Metric]:
         summary = self._summary()
@@ -64,3 +82,22 @@ class SourceCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=["source"])
             gauge.add_metric([summary.name], getattr(summary, field))
             yield gauge
+        yield from _partitions(summary.name, self._states())
+
+
+def _partitions(source: str, states: Sequence[PartitionState]) -> Iterable[Metric]:
+    if not states:
+        return
+    lags = [each.lag for each in states if each.lag is not None]
+    values = (len(states), max(0, len(states) - PARTITIONS_MAX), sum(lags) if lags else None)
+    for (name, text), total in zip(TOTALS.items(), values, strict=True):
+        gauge = GaugeMetricFamily(name, text, labels=["source"])
+        if total is not None:
+            gauge.add_metric([source], total)
+        yield gauge
+    for field, (name, text) in PARTITION_GAUGES.items():
+        gauge = GaugeMetricFamily(name, text, labels=["source", "topic", "partition"])
+        for each in states[:PARTITIONS_MAX]:
+            if (value := getattr(each, field)) is not None:
+                gauge.add_metric([source, each.topic, each.name], value)
+        yield gauge

@@ -28,7 +28,7 @@ from acker_client.source.records.in_flight import InFlight
 from acker_client.source.records.input import Input, TakingUpInput
 from acker_client.source.records.parts import Lookup, Parts
 from acker_client.source.records.retry import ReplayGroup, Retry
-from acker_client.source.records.summary import Summary
+from acker_client.source.records.summary import PartitionState, Summary
 from acker_client.source.records.tracker import NO_RECORDS
 from acker_protocol.ids import session_digest
 
@@ -111,7 +111,12 @@ class Run:
             checkpoint=self._partitions.describe_done(),
             holes=sum(holes),
             holes_of_fullest=max(holes, default=0),
+            held_back=self._partitions.held_back,
         )
+
+    def partition_states(self) -> list[PartitionState]:
+        """Return how far each partition is, if the input shows that. Any thread may ask."""
+        return self._partitions.states()
 
     def _open_input(self) -> None:
         committed = self._partitions.open_checkpoint()

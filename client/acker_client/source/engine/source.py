@@ -100,7 +100,7 @@ class Source:
         extra `metrics`."""
         from acker_client.source.engine.prometheus import SourceCollector
 
-        return SourceCollector(self.summary)
+        return SourceCollector(self.summary, lambda: [] if self._run is None else self._run.partition_states())
 
     def environment(self) -> Environment:
         """Return the environment of this source's runs."""

@@ -4,8 +4,9 @@ Decides whose commits are the source's own: they name the source, and no checkpo
 checkpoint under the same name is refused, because this source would skip records that only the other job has done.
 
 Also decides which of two runs stops if both commit under one name at the same time: the one that began later. Each run
-reads before it commits. A run that finds a new commit of a run that comes before it stops. The first run of all never
-stops, so one goes on, however often the others are started again.
+reads before it commits. A run that finds a new commit of a run that comes before it stops, unless that one is over. The
+first run of all never stops, so one goes on, however often the others are started again. A run whose offsets ``acker
+offsets`` has moved stops too, and does not undo that.
 """
 
 from __future__ import annotations
@@ -87,21 +88,29 @@ class Commits:
             self._read |= found
             others = {at: own for at, own in news.items() if own is not None and own.run.id != self._run.id}
             for at, own in others.items():
-                if own.run < self._run:
+                if own.is_moved:
+                    self._why_second = self._moved(at, own)
+                elif own.run < self._run and not own.is_over:
                     self._why_second = self._second(at, own)
             if not self._why_second:
-                for own in list(others.values())[:1]:
+                for own in [each for each in others.values() if not each.is_over][:1]:
                     self._warn(own)
                 return list(others)
         raise CheckpointError(self._why_second)
 
     def commit_of(
-        self, done: Ranges, answered: Answered = NONE_ANSWERED, bytes_max: int = METADATA_BYTES_MAX
+        self,
+        done: Ranges,
+        answered: Answered = NONE_ANSWERED,
+        bytes_max: int = METADATA_BYTES_MAX,
+        *,
+        is_over: bool = False,
     ) -> CommittedOffset:
-        """Return the commit that says how far a partition is ``done``, with as many ranges as fit."""
+        """Return the commit that says how far a partition is ``done``, with as many ranges as fit. ``is_over``: this
+        run ends with it."""
         # Before the first commit, because a start must know its own commits after a crash at any point.
         checkpoint = self._draw_identity()
-        metadata = CommitMetadata(self._source, committer(), done, answered, checkpoint, self._run)
+        metadata = CommitMetadata(self._source, committer(), done, answered, checkpoint, self._run, is_over)
         self._has_committed = True
         return CommittedOffset(done.prefix, metadata.to_text(bytes_max))
 
@@ -152,6 +161,12 @@ class Commits:
             f" and commits to group {self._group!r} too (offset {first.done.prefix} of {at.name}). This driver stops,"
             " and the other one goes on. Stop one of the two for good; two jobs need a name and a group_id each."
             " Nothing is lost: what is not committed is read again"
+        )
+
+    def _moved(self, at: At, by: CommitMetadata) -> str:
+        return (
+            f"the offsets of source {self._source!r} were moved by `acker offsets` on {by.by} while this driver ran"
+            f" (to {by.done.prefix} of {at.name}). This driver stops: start it again, and it goes on from there"
         )
 
     def _warn(self, other: CommitMetadata) -> None:

@@ -52,6 +52,28 @@ class Reminder:
             log.warning("waiting for %s, for %.0f s so far%s", self._what, now_s - self._since_s, why)
 
 
+class Outage:
+    """Logs when ``what`` stops answering, once a minute until it answers, and when it answers again."""
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._reminder = Reminder(what, REMINDER_S, clock)
+        self._why = ""
+
+    def note(self, why: str) -> bool:
+        """Note that it does not answer (``why``), or that it does (""). Returns whether it answers again."""
+        is_back = bool(self._why) and not why
+        if why and not self._why:
+            log.warning("%s; waiting for it", why)
+            self._reminder.restart()
+        elif why:
+            self._reminder.remind(why)
+        if is_back:
+            log.info("%s answers again", self._what.partition(" at ")[0])
+        self._why = why
+        return is_back
+
+
 def library() -> Any:
     """Import confluent-kafka. Raises ``ImportError`` with the extra to install."""
     try:

@@ -1,9 +1,9 @@
 """Lists the partitions of topics, and plans the next offsets. Runs in the driver.
 
 A partition is named ``topic/0``, and a position is an offset. Decides where a partition begins (the checkpoint, the
-group's commit, ``first_poll``), how a batch is shared among partitions, and when it is an error that a log ends before
-offsets that were read, or that a topic has another id. Commits only the finished prefix to Kafka. A plan is empty while
-no broker answers. Imports neither grpc nor pyspark.
+group's commit, ``start``, ``first_poll``) and ends (``stop``), and when it is an error that a log ends before offsets
+that were read, or that a topic has another id. Commits only the finished prefix to Kafka. A plan is empty while no
+broker answers, or the schema registry does not. Imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pyarrow as pa
 
 from acker_client.cluster.handed_on import HandedOn
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
+from acker_client.source.kafka.bounds import NO_BOUNDS, OffsetBounds
 from acker_client.source.kafka.broker import (
     EARLIEST,
     LATEST,
     TOPIC_IDS_S,
     Broker,
-    CommittedOffset,
 )
 from acker_client.source.kafka.commits import Commit, Commits
-from acker_client.source.kafka.connection import REMINDER_S, Reminder, Unreachable
-from acker_client.source.kafka.names import At, KafkaConnection, Topics, milliseconds
+from acker_client.source.kafka.connection import Outage, Unreachable
+from acker_client.source.kafka.decoder import decoder_of
+from acker_client.source.kafka.keys import keys_of
+from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_store import KafkaOffsets
 from acker_client.source.kafka.reader import ends_before, reader_of
+from acker_client.source.kafka.reading_range import ReadingRange, beyond
+from acker_client.source.kafka.schema_registry import registry_of
 from acker_client.source.kafka.slices import (
     KafkaPart,
     KafkaSlice,
@@ -38,8 +42,10 @@ from acker_client.source.kafka.slices import (
     origins_of,
     taken_up_of,
 )
+from acker_client.source.kafka.topic_log import Allowance, TopicLog, log_skipped, shared_out
+from acker_client.source.kafka.values import Decoding
 from acker_client.source.records.balance import sliced
-from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
+from acker_client.source.records.input import Chosen, Committed, Mark, Observed, OrderKeys, Original, Plan
 from acker_client.source.records.ranges import Ranges
 from acker_client.source.records.stores import CheckpointStore
 
@@ -50,6 +56,8 @@ FIRST_POLLS = ("earliest", "latest", "uncommitted_earliest", "uncommitted_latest
 PLAN_S = 5.0
 # Brokers count as reachable for this long after an answer.
 ANSWER_S = 1.0
+# The same for the schema registry, of which most batches need nothing new.
+REGISTRY_ANSWER_S = 10.0
 # How long the end of a run waits for its last commit.
 CLOSE_S = 10.0
 
@@ -59,50 +67,31 @@ class KafkaOptions:
     """The options of the input.
 
     ``source``: the name of the source. ``first_poll``: one of ``FIRST_POLLS``, or the time of the first record.
-    ``commits``: whether the input commits the group's offsets; False if the checkpoint store does.
+    ``start``: overrides it for the partitions that it names. ``stop``: None for a source without an end. ``decoding``:
+    None for values as bytes. ``is_ordered``: whether plans come with keys. ``commits``: whether the input commits the
+    group's offsets; False if the checkpoint store does. ``waits_for_commits``: whether a plan waits until the offsets
+    of the last one are committed.
     """
 
     source: str
     connection: KafkaConnection
     topics: Topics
     first_poll: str | datetime = "uncommitted_earliest"
+    start: OffsetBounds = NO_BOUNDS
+    stop: OffsetBounds | None = None
     skips_null: bool = False
-    stops_at_end: bool = False
+    decoding: Decoding | None = None
+    is_ordered: bool = False
+    records_per_s: float | None = None
     refresh_s: float = 2.0
     commits: bool = True
+    waits_for_commits: bool = True
     acks_upstream: bool = False
 
 
-@dataclass(slots=True)
-class TopicLog:
-    """One partition in the driver.
-
-    ``next``: the next offset to plan. ``end``: the end of the log by the last answer. ``stop``: the offset at which
-    this source ends, if it ends. ``done``: includes all offsets below the one at which this run began.
-    ``short_since_s``: since when the log has ended before ``next``. ``missing_since_s``:
-    since when its topic has not been listed.
-    """
-
-    next: int
-    end: int
-    stop: int | None = None
-    done: Ranges = field(default_factory=Ranges)
-    short_since_s: float | None = None
-    missing_since_s: float | None = None
-
-    @property
-    def backlog(self) -> int:
-        if self.missing_since_s is not None:
-            return 0
-        return max(0, (self.end if self.stop is None else min(self.stop, self.end)) - self.next)
-
-    @property
-    def is_over(self) -> bool:
-        return self.stop is not None and self.next >= self.stop
-
-
 class KafkaInput:
-    """Records of Kafka topics as a ``SharedInput``, ``PausableInput``, ``CommittingInput`` and ``RemoteInput``.
+    """Records of Kafka topics as a ``SharedInput``, ``PausableInput``, ``CommittingInput``, ``RemoteInput`` and
+    ``ObservedInput``.
 
     ``broker``, ``clock``: for tests.
     """
@@ -120,6 +109,7 @@ class KafkaInput:
         self._open_broker = broker
         self._clock = clock
         self._broker: Broker | None = None
+        self._range = ReadingRange(options.first_poll, options.start, options.stop, lambda: self._connected)
         self._checkpoint: CheckpointStore | None = None
         self._commits: Commits | None = None
         # The ids of topics, by the checkpoint or by the first answer.
@@ -136,20 +126,26 @@ class KafkaInput:
         self._turn = 0
         self._refresh_due_s = 0.0
         self._pending: dict[At, Ranges] = {}
-        self._away = ""
         self._wrong_since_s: float | None = None
         self._answered_s = float("-inf")
-        self._reminder = Reminder(f"Kafka at {options.connection.servers}", REMINDER_S, clock)
+        self._outage = Outage(f"Kafka at {options.connection.servers}", clock)
+        self._registry_answered_s = float("-inf")
+        self._registry_outage = Outage("the schema registry", clock)
 
     # -- beginning and end
 
     def set_checkpoint(self, store: CheckpointStore) -> None:
         self._checkpoint = store
+        if isinstance(store, KafkaOffsets):
+            store.waits = self.options.waits_for_commits
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
         self._topic_ids, self._unadmitted, self._is_new = {}, {}, not committed
-        self._find_partitions()
+        if self.options.decoding is not None:
+            # Made here too, so that a schema that cannot be read is an error at the start.
+            decoder_of(self.options.decoding).registry.check(self.options.decoding.registry.timeout_s)
+        self._range.check(self._find_partitions())
         self._admit({self._at_of(partition): each for partition, each in committed.items()})
 
     def partitions(self) -> list[str]:
@@ -170,14 +166,14 @@ class KafkaInput:
         try:
             self._admit_assigned()
         except Unreachable as error:
-            self._note_reachable(str(error))
+            self._outage.note(str(error))
 
     def revoke(self, partitions: Sequence[str]) -> None:
         self._is_shared = True
         self._commit_pending()
-        for partition in partitions:
-            self._logs.pop(self._at_of(partition), None)
-            self._unadmitted.pop(self._at_of(partition), None)
+        for at in map(self._at_of, partitions):
+            for kept in (self._logs, self._unadmitted, self._pending):
+                kept.pop(at, None)
 
     def pause(self, partitions: Collection[str]) -> None:
         self._paused = frozenset(partitions)
@@ -188,6 +184,7 @@ class KafkaInput:
             return
         try:
             self._commit_pending()
+            self._commit_end()
             why = self._broker.confirm(CLOSE_S)
         except SourceError as error:
             why = str(error)
@@ -197,12 +194,16 @@ class KafkaInput:
         self._broker = self._commits = None
 
     def is_reachable(self) -> bool:
-        if self._clock() - self._answered_s <= ANSWER_S or not self._logs:
+        if not self._logs:
+            return True
+        if not self._does_registry_answer():
+            return False
+        if self._clock() - self._answered_s <= ANSWER_S:
             return True
         try:
             self._connected.offsets([next(iter(self._logs))], LATEST, PLAN_S)
         except Unreachable as error:
-            self._note_reachable(str(error))
+            self._outage.note(str(error))
             return False
         except SourceError:
             # The plan decides how long such an error may last.
@@ -223,29 +224,34 @@ class KafkaInput:
             self._wait_out(error)
             return Plan()
         self._note_answer()
-        logs = list(self._logs.items())
-        # Each plan begins with another partition. So each gets a turn if there are more partitions than records.
-        self._turn = (self._turn + 1) % max(1, len(logs))
-        backlogs = [0 if at.name in self._paused else each.backlog for at, each in logs]
-        shares = shared_out(backlogs[self._turn :] + backlogs[: self._turn], records_max)
-        shares = shares[len(logs) - self._turn :] + shares[: len(logs) - self._turn]
-        length_max = max(1, -(-sum(shares) // max(1, tasks)))
-        parts = [
-            part for (at, each), share in zip(logs, shares, strict=True) for part in _parts(at, each, share, length_max)
-        ]
-        is_end = self.options.stops_at_end and not parts and self._is_over
-        return Plan(parts, is_end=is_end, revoked=[at.name for at in gone])
+        if not self._does_registry_answer():
+            return Plan(revoked=[at.name for at in gone])
+        parts = self._share_out(records_max, tasks)
+        try:
+            keys = self._keys_of(parts)
+        except InputChanged:
+            raise
+        except SourceError as error:
+            self._take_back(parts)
+            self._wait_out(error)
+            return Plan(revoked=[at.name for at in gone])
+        is_end = self.options.stop is not None and not parts and self._is_over
+        return Plan(parts, is_end=is_end, revoked=[at.name for at in gone], keys=keys)
 
     def slices(self, chosen: Sequence[Chosen[KafkaPart]], tasks: int) -> list[KafkaSlice]:
-        connection, skips_null = self.options.connection, self.options.skips_null
-        return sliced(chosen, tasks, lambda start, stop, some: KafkaSlice(start, stop, some, connection, skips_null))
+        options = self.options
+
+        def slice_of(start: int, stop: int, some: tuple[Chosen[KafkaPart], ...]) -> KafkaSlice:
+            return KafkaSlice(start, stop, some, options.connection, options.skips_null, options.decoding)
+
+        return sliced(chosen, tasks, slice_of)
 
     def origins(self, chosen: Sequence[Chosen[KafkaPart]]) -> pa.RecordBatch:
         return origins_of(chosen)
 
     def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
         reader = reader_of(self.options.connection)
-        return [original for each in chosen for original in originals_of(reader, each)]
+        return [original for each in chosen for original in originals_of(reader, each, self.options.decoding)]
 
     def are_there(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[bool]:
         reader = reader_of(self.options.connection)
@@ -282,7 +288,62 @@ class KafkaInput:
         partitions = f"{count} {'partition' if count == 1 else 'partitions'} of {self.options.topics}"
         return f"{partitions}, {behind} {'offset' if behind == 1 else 'offsets'} behind the end"
 
+    def observe(self) -> Mapping[str, Observed]:
+        logs = self._logs.copy()
+        return {
+            at.name: Observed(at.topic, str(at.number), each.next, each.end, each.committed)
+            for at, each in logs.items()
+        }
+
     # -- internal
+
+    def _share_out(self, records_max: int, tasks: int) -> list[KafkaPart]:
+        """Plan the next offsets of all partitions, at most ``records_max``."""
+        logs, now_s = list(self._logs.items()), self._clock()
+        # Each plan begins with another partition. So each gets a turn if there are more partitions than records.
+        self._turn = (self._turn + 1) % max(1, len(logs))
+        backlogs = [0 if at.name in self._paused else self._plannable(each, now_s) for at, each in logs]
+        shares = shared_out(backlogs[self._turn :] + backlogs[: self._turn], records_max)
+        shares = shares[len(logs) - self._turn :] + shares[: len(logs) - self._turn]
+        length_max = max(1, -(-sum(shares) // max(1, tasks)))
+        for (_, each), share in zip(logs, shares, strict=True):
+            if each.allowance is not None:
+                each.allowance.spend(share)
+        return [
+            part for (at, each), share in zip(logs, shares, strict=True) for part in each.parts(at, share, length_max)
+        ]
+
+    def _plannable(self, each: TopicLog, now_s: float) -> int:
+        return each.backlog if each.allowance is None else min(each.backlog, each.allowance.available(now_s))
+
+    def _keys_of(self, parts: Sequence[KafkaPart]) -> list[OrderKeys]:
+        if not self.options.is_ordered:
+            return []
+        # Short, as all that the plan waits for.
+        connection = replace(self.options.connection, timeout_s=min(PLAN_S, self.options.connection.timeout_s))
+        return [keys_of(reader_of(connection), part) for part in parts]
+
+    def _take_back(self, parts: Sequence[KafkaPart]) -> None:
+        """Undo the planning of ``parts``, the last that were planned."""
+        for part in reversed(parts):
+            each = self._logs[part.at]
+            each.next = part.start
+            if each.allowance is not None:
+                each.allowance.spend(part.start - part.stop)
+
+    def _does_registry_answer(self) -> bool:
+        """Whether values can be decoded, as far as the schema registry is concerned. May wait ``PLAN_S``."""
+        decoding, now_s = self.options.decoding, self._clock()
+        if decoding is None or now_s - self._registry_answered_s <= REGISTRY_ANSWER_S:
+            return True
+        try:
+            registry_of(decoding.registry).check(PLAN_S)
+        except Unreachable as error:
+            self._registry_outage.note(str(error))
+            return False
+        self._registry_answered_s = self._clock()
+        self._registry_outage.note("")
+        return True
 
     @property
     def _is_over(self) -> bool:
@@ -333,7 +394,7 @@ class KafkaInput:
             self._admit({at: Committed() for at in found if at not in self._logs})
             gone = self._remove_deleted(set(found), now_s)
             if not found and not self._has_begun:
-                to_do = ": there is nothing to read" if self.options.stops_at_end else " yet: waiting for one"
+                to_do = " yet: waiting for one" if self.options.stop is None else ": there is nothing to read"
                 log.warning("no topic fits %s%s", self.options.topics, to_do)
         there = [at for at, each in self._logs.items() if each.missing_since_s is None]
         if is_due:
@@ -364,7 +425,7 @@ class KafkaInput:
         """Skip offsets that retention has deleted before they were planned. ``low``: where the log begins."""
         each = self._logs[at]
         if each.next < low <= each.end:
-            _log_skipped(at, each.done, each.next, low)
+            log_skipped(at, each.done, each.next, low)
             each.next = low
 
     def _remove_deleted(self, found: set[At], now_s: float) -> list[At]:
@@ -383,6 +444,7 @@ class KafkaInput:
         for at in gone:
             log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
             del self._logs[at]
+            self._pending.pop(at, None)
         return gone
 
     def _note_end(self, at: At, each: TopicLog, end: int, now_s: float) -> None:
@@ -409,22 +471,24 @@ class KafkaInput:
         commits = self._own_commits.load(sorted(at for at in there if at.topic in topics), is_new=self._is_new)
         own = {at for at, each in commits.items() if each.own is not None}
         known = {at.topic for at in own} | {at.topic for at, each in committed.items() if each.done.prefix}
-        firsts = self._firsts([at for at in wanted if not self._is_added(at, known)], low, high)
+        firsts = self._range.firsts([at for at in wanted if not self._is_added(at, known)], low, high)
+        stops = self._range.stops(wanted, low, high)
         chosen_now: dict[At, Ranges] = {}
         for at in wanted:
             done, commit = committed[at].done, commits.get(at)
             first = self._first(at, committed[at], commit, at.topic in known, firsts.get(at, low[at]))
             if first > high[at]:
-                raise InputChanged(ends_before(at, first, high[at]))
-            _log_skipped(at, done, first, low[at])
-            self._logs[at] = TopicLog(
-                max(first, low[at]),
-                high[at],
-                high[at] if self.options.stops_at_end else None,
-                done.union(Ranges.below(max(first, low[at]))),
-            )
+                has_begun = bool(done.prefix or at in own)
+                raise InputChanged(ends_before(at, first, high[at])) if has_begun else beyond(at, first, high[at])
+            log_skipped(at, done, first, low[at])
+            first = max(first, low[at])
+            self._logs[at] = TopicLog(first, high[at], stops.get(at), done.union(Ranges.below(first)))
+            if self.options.records_per_s is not None:
+                self._logs[at].allowance = Allowance(self.options.records_per_s, self._clock())
+            if self.options.commits and commit is not None:
+                self._logs[at].committed = commit.offset
             if at not in own or (self.options.commits and not self._is_shared):
-                chosen_now[at] = Ranges.below(max(first, low[at]))
+                chosen_now[at] = Ranges.below(first)
         self._logs = dict(sorted(self._logs.items()))
         self._commit_now(chosen_now)
 
@@ -457,15 +521,10 @@ class KafkaInput:
         log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
 
     def _is_added(self, at: At, known: set[str]) -> bool:
-        """Whether a partition was added while its topic was being read. It is then read from its first record."""
-        return at.topic in known or (self._has_begun and not self._is_shared)
-
-    def _firsts(self, partitions: Sequence[At], low: Mapping[At, int], high: Mapping[At, int]) -> Mapping[At, int]:
-        """Return the first offsets of ``partitions`` according to ``first_poll``."""
-        if isinstance(self.options.first_poll, datetime):
-            return self._connected.offsets(partitions, milliseconds(self.options.first_poll))
-        ends = high if self.options.first_poll.endswith("latest") else low
-        return {at: ends[at] for at in partitions}
+        """Whether a partition was added while its topic was being read. It is then read from its first record, unless
+        ``start`` names it."""
+        is_added = at.topic in known or (self._has_begun and not self._is_shared)
+        return is_added and not self.options.start.names(at)
 
     def _first(self, at: At, committed: Committed, commit: Commit | None, is_known: bool, first: int) -> int:
         """Return the offset to go on from: after the records that this source has done, else as ``first_poll`` says.
@@ -485,27 +544,51 @@ class KafkaInput:
             return max(prefix, commit.offset)
         if prefix:
             return prefix
-        takes_any = isinstance(self.options.first_poll, str) and self.options.first_poll.startswith("uncommitted")
+        takes_any = self._range.takes_commits_of_others(at)
         return commit.offset if commit is not None and takes_any and not is_known else first
 
     def _commit_now(self, done: Mapping[At, Ranges]) -> None:
         """Commit first offsets at once, so that a restart before the first finished batch begins at the same ones, and
         so that a driver that begins later finds this one."""
         if done:
-            self._connected.commit(self._commits_of(done))
-            self._connected.confirm(PLAN_S)
+            self._commit(done)
+            if self._was_committed(done, self._connected.confirm(PLAN_S)) and isinstance(
+                self._checkpoint, KafkaOffsets
+            ):
+                self._checkpoint.note_begun({at.name: each for at, each in done.items()})
 
     def _commit_pending(self) -> None:
         if self.options.commits and self._pending:
             if not self._is_shared:
                 for at in self._own_commits.check_runs(self._logs, PLAN_S):
                     self._pending.setdefault(at, self._logs[at].done)
-            self._connected.commit(self._commits_of(self._pending))
+            self._commit(self._pending)
+            why = self._connected.confirm(PLAN_S) if self.options.waits_for_commits else ""
+            if not self._was_committed(self._pending, why):
+                # The next plan tries again. Only a restart without a checkpoint depends on it.
+                return
         self._pending = {}
         self._connected.serve()
 
-    def _commits_of(self, done: Mapping[At, Ranges]) -> dict[At, CommittedOffset]:
-        return {at: self._own_commits.commit_of(Ranges.below(each.prefix)) for at, each in done.items()}
+    def _commit_end(self) -> None:
+        """Commit once more what is done, with the note that this run is over. In a group another source may have the
+        partitions by now."""
+        if self.options.commits and self._logs and not self._is_shared:
+            self._own_commits.check_runs(self._logs, PLAN_S)
+            self._commit({at: each.done for at, each in self._logs.items()}, is_over=True)
+
+    def _commit(self, done: Mapping[At, Ranges], *, is_over: bool = False) -> None:
+        """Begin to commit."""
+        prefixes = {at: Ranges.below(each.prefix) for at, each in done.items()}
+        self._connected.commit(
+            {at: self._own_commits.commit_of(each, is_over=is_over) for at, each in prefixes.items()}
+        )
+
+    def _was_committed(self, done: Mapping[At, Ranges], why_not: str) -> bool:
+        if self.options.commits and not why_not:
+            for at in self._logs.keys() & done.keys():
+                self._logs[at].committed = done[at].prefix
+        return not why_not
 
     def _wait_out(self, error: SourceError) -> None:
         """Raise ``error`` unless waiting may help.
@@ -520,66 +603,14 @@ class KafkaInput:
             raise error
         if isinstance(error, Unreachable):
             self._wrong_since_s = None
-        self._note_reachable(str(error))
+        self._outage.note(str(error))
 
     def _note_answer(self) -> None:
         self._answered_s = self._clock()
-        self._note_reachable("")
-
-    def _note_reachable(self, why: str) -> None:
-        """Log when Kafka stops answering (``why``) and when it answers again ("")."""
-        if why and not self._away:
-            log.warning("%s; waiting for it", why)
-            self._reminder.restart()
-        elif why:
-            self._reminder.remind(why)
-        if self._away and not why:
-            log.info("Kafka answers again")
+        if self._outage.note(""):
             self._wrong_since_s = None
-        self._away = why
-
-
-def shared_out(backlogs: Sequence[int], records_max: int) -> list[int]:
-    """Return how many records of each partition come next, at most ``records_max`` in total.
-
-    All partitions with enough records get the same share. The remainder of the division goes to the first ones.
-    """
-    level, left, deeper = 0, records_max, sorted(backlog for backlog in backlogs if backlog > 0)
-    while deeper and left >= len(deeper):
-        step = min(deeper[0] - level, left // len(deeper))
-        level, left = level + step, left - step * len(deeper)
-        deeper = [backlog for backlog in deeper if backlog > level]
-    shares = [min(backlog, level) for backlog in backlogs]
-    for index, backlog in enumerate(backlogs):
-        more = min(left, 1, backlog - shares[index])
-        shares[index], left = shares[index] + more, left - more
-    return shares
-
-
-def _parts(at: At, each: TopicLog, share: int, length_max: int) -> list[KafkaPart]:
-    """Plan the next ``share`` offsets of a partition, in parts of at most ``length_max``."""
-    start, each.next = each.next, each.next + share
-    return [
-        KafkaPart(at.topic, at.number, first, min(first + length_max, each.next))
-        for first in range(start, each.next, length_max)
-    ]
 
 
 def _reach(done: Mapping[str, Ranges], at: At, each: TopicLog) -> int:
     """Return the offset below which nothing is left to do."""
     return max(each.done.prefix, done[at.name].prefix if at.name in done else 0)
-
-
-def _log_skipped(at: At, done: Ranges, first: int, low: int) -> None:
-    """Log the records that were deleted before they were done. ``low``: where the log begins now."""
-    bounds = zip(done.starts.tolist(), done.stops.tolist(), strict=True)
-    lost = low - first - sum(max(0, min(stop, low) - max(start, first)) for start, stop in bounds)
-    if first < low and lost > 0:
-        log.error(
-            "LOST: up to %d records of %s, between offsets %d and %d, were deleted (retention, or delete_records)"
-            " before they were done",
-            lost,
-            at.name,
-            first,
-            low,
-        )

@@ -7,15 +7,19 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from acker_client.source.engine.environment import arrow_schema, spark_schema
 from acker_client.source.engine.given import options_of
-from acker_client.source.engine.options import CommonOptions
+from acker_client.source.engine.options import CommonOptions, check_order
 from acker_client.source.engine.source import Source
+from acker_client.source.kafka.bounds import NO_BOUNDS, Bound, OffsetBounds
 from acker_client.source.kafka.connection import library
+from acker_client.source.kafka.decoder import deserializer
 from acker_client.source.kafka.input import FIRST_POLLS, KafkaInput, KafkaOptions
 from acker_client.source.kafka.letters_topic import KafkaTopic
 from acker_client.source.kafka.names import KafkaConnection, Topics, milliseconds
 from acker_client.source.kafka.offset_store import KafkaOffsets
-from acker_client.source.kafka.slices import COLUMNS
+from acker_client.source.kafka.slices import COLUMNS, schema_of
+from acker_client.source.kafka.values import RegisteredValues
 from acker_client.source.records.guarantee import Guarantee
 from acker_client.source.records.input import Input
 
@@ -31,8 +35,16 @@ class Kafka(Source):
 
     ``first_poll``: where to begin in a partition without done records. "earliest" and "latest" go on from a
     committed offset only if this source committed it. "uncommitted_earliest" and "uncommitted_latest" go on from any
-    committed offset. A ``datetime`` begins at the first record of that time. ``null_values``: "emit" or "skip" records
-    without a value. ``stop``: "end" ends the run after the records that exist when it starts; None never ends.
+    committed offset. A ``datetime`` begins at the first record of that time. ``start`` overrides it: an offset,
+    "earliest", "latest", a ``datetime``, or a mapping of these by partition, ``{"orders/0": 120}``. ``stop``: "end"
+    ends the run after the records that exist when it starts. An offset or a ``datetime`` ends it before that record,
+    and a mapping gives one for each partition, with "end" for the others. None never ends.
+
+    ``values``: ``Avro``, ``JsonSchema`` or ``Protobuf``, for values whose schema is in a schema registry. The column
+    ``value`` is then a struct. ``null_values``: "emit" or "skip" records without a value. ``ordered_by``: "key" keeps a
+    record back until all earlier ones of its key and partition are done. A batch then has at most one record of a key,
+    and the driver reads all records for their keys. ``records_per_s``: maximum rate at which new records of one
+    partition are read, on average.
 
     ``acks_upstream``: a record that another job has handed on (see ``hand_on``) is acked there once it is ACKED here,
     and fails there when it is given up here. For this the driver reads the record's headers again. Both jobs need the
@@ -54,8 +66,12 @@ class Kafka(Source):
         pattern: str | None = None,
         group_id: str | None = None,
         first_poll: str | datetime = "uncommitted_earliest",
+        start: Bound | Mapping[str, Bound] | None = None,
+        stop: Bound | Mapping[str, Bound] | None = None,
+        values: RegisteredValues | None = None,
         null_values: Literal["emit", "skip"] = "emit",
-        stop: Literal["end"] | None = None,
+        ordered_by: Literal["key"] | None = None,
+        records_per_s: float | None = None,
         acks_upstream: bool = False,
         refresh_s: float = 2.0,
         timeout_s: float = 60.0,
@@ -80,7 +96,13 @@ class Kafka(Source):
         if isinstance(letters, KafkaTopic) and wanted.fits(letters.topic):
             raise ValueError(f"dead_letters: topic {letters.topic!r} is read by this source: keep it out of {wanted}")
         _check_option("null_values", null_values, ("emit", "skip"))
-        _check_option("stop", stop, (None, "end"))
+        check_order(ordered_by, "key", self.options)
+        if records_per_s is not None and not 0 < records_per_s < float("inf"):
+            raise ValueError(f"records_per_s={records_per_s}: give records per second and partition, above 0")
+        if not isinstance(values, RegisteredValues | None):
+            raise ValueError(f"values={values!r}: give Avro(...), JsonSchema(...) or Protobuf(...)")
+        if values is not None:
+            deserializer(values.kind)
         if not self.options.held and null_values == "skip":
             raise ValueError("null_values='skip' with held=False: what is left out would be LOST; use where() instead")
         if isinstance(first_poll, datetime):
@@ -94,15 +116,24 @@ class Kafka(Source):
             connection=connection,
             topics=wanted,
             first_poll=first_poll,
+            start=NO_BOUNDS if start is None else OffsetBounds.of("start", start, ("earliest", "latest"), wanted),
+            stop=None if stop is None else OffsetBounds.of("stop", stop, ("end",), wanted, others="end"),
             skips_null=null_values == "skip",
-            stops_at_end=stop == "end",
+            is_ordered=ordered_by == "key",
+            records_per_s=records_per_s,
             refresh_s=refresh_s,
             acks_upstream=acks_upstream,
             commits=not isinstance(self.options.checkpoint, KafkaOffsets),
+            waits_for_commits=self.options.guarantee is not Guarantee.NO_GUARANTEE,
         )
+        self.values = values
 
     def input(self) -> tuple[Input[Any], Any]:
-        return KafkaInput(self.kafka), COLUMNS
+        if self.values is None:
+            return KafkaInput(self.kafka), COLUMNS
+        columns = arrow_schema(self.values.schema)
+        decoding = self.values.decoding(columns, self.kafka.connection.timeout_s)
+        return KafkaInput(replace(self.kafka, decoding=decoding)), spark_schema(schema_of(decoding))
 
 
 def _check_option(option: str, value: object, known: tuple[object, ...]) -> None:

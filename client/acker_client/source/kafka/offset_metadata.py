@@ -1,8 +1,9 @@
 """The metadata that a source writes beside a committed offset. It also says which source made the commit. Pure.
 
-The text is JSON: version, source, writer, checkpoint, run, the ranges that are done beyond the offset, and a checksum
-that includes the offset. Older ackers wrote no checkpoint and no run. The highest ranges are left out if the text would
-be too long. The offset is always right. A commit with other metadata belongs to another program.
+The text is JSON: version, source, writer, checkpoint, run, whether the run is over, the ranges that are done beyond the
+offset, and a checksum that includes the offset. Older ackers wrote no checkpoint, no run and no end. The highest ranges
+are left out if the text would be too long. The offset is always right. A commit with other metadata belongs to another
+program.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class RunId(NamedTuple):
 
 # The run of a commit that an older acker made. It comes before all others.
 UNKNOWN_RUN = RunId(0, "")
+# The turn of ``acker offsets``, which moves offsets while no driver runs. It comes before all drivers.
+MOVED = 0
 
 
 class NewerVersion(ValueError):
@@ -43,7 +46,7 @@ class CommitMetadata:
     ``source``: the name of the source that committed. ``by``: its host and process. ``done``: the prefix up to the
     offset, and the ranges that are done beyond it. ``answered``: the number of answered records. ``checkpoint``: the
     identity of the checkpoint that the source has; "" if it has none that can be told from others. ``run``: the run
-    that committed.
+    that committed. ``is_over``: it has ended with this commit.
     """
 
     source: str
@@ -52,6 +55,12 @@ class CommitMetadata:
     answered: Answered = NONE_ANSWERED
     checkpoint: str = ""
     run: RunId = UNKNOWN_RUN
+    is_over: bool = False
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether ``acker offsets`` made the commit, and not a driver."""
+        return self.run.turn == MOVED and self.run != UNKNOWN_RUN
 
     def to_text(self, bytes_max: int) -> str:
         """Return at most ``bytes_max`` bytes of ASCII, with as many of the lowest done ranges as fit; "" if not even
@@ -84,7 +93,8 @@ class CommitMetadata:
         try:
             answered = Answered.from_json(written.get("answered"))
             ranges = Ranges.from_runs([offset, *_runs_of(done)])
-            return cls(source, by, ranges, answered, _checkpoint(written.get("checkpoint")), _run(written.get("run")))
+            checkpoint, run = _checkpoint(written.get("checkpoint")), _run(written.get("run"))
+            return cls(source, by, ranges, answered, checkpoint, run, written.get("over") is True)
         except ValueError:
             return None
 
@@ -97,6 +107,8 @@ class CommitMetadata:
             content["checkpoint"] = self.checkpoint
         if self.run != UNKNOWN_RUN:
             content["run"] = self.run
+        if self.is_over:
+            content["over"] = True
         return json.dumps(content, separators=(",", ":"))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 from acker_client.source.errors import CheckpointError, SourceError
 from acker_client.source.kafka.broker import METADATA_BYTES_MAX, Broker, CommittedOffset
 from acker_client.source.kafka.commits import IN_KAFKA, Commits
+from acker_client.source.kafka.connection import Unreachable
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
 from acker_client.source.records.input import Committed
@@ -24,6 +25,8 @@ log = logging.getLogger("acker_client.source.kafka")
 # A broker's error text for metadata that is too large, and a size that every broker accepts.
 TOO_LARGE = "metadata string too large"
 METADATA_BYTES_MIN = 256
+# If ``save`` does not wait: how long it looks for another run first, and how long the end of a run waits for commits.
+CHECK_S, CLOSE_S = 5.0, 10.0
 
 
 class KafkaOffsets:
@@ -48,10 +51,13 @@ class KafkaOffsets:
         self.topics = Topics.of(topics, pattern)
         self.connection = KafkaConnection.of(bootstrap_servers, group_id, config, timeout_s)
         self.metadata_bytes_max = metadata_bytes_max
+        # Whether ``save`` waits until it is committed. The input sets it by the source's guarantee.
+        self.waits = True
         self.source = ""
         self._broker: Broker | None = None
         self._commits: Commits | None = None
-        self._saved: dict[str, Ranges] = {}
+        # What this run has loaded or saved last.
+        self._kept: dict[str, Committed] = {}
         self._loaded: dict[str, Committed] = {}
         self._is_cut = self._is_shared = False
 
@@ -73,14 +79,30 @@ class KafkaOffsets:
         if kind != "kafka":
             raise CheckpointError(f"{self} hold the progress of Kafka's records, not of {kind!r}: give a file")
         self.source = source
-        self._saved, self._loaded, self._is_cut, self._is_shared = {}, {}, False, False
+        self._kept, self._loaded, self._is_cut, self._is_shared = {}, {}, False, False
         self._broker = Broker(self.connection)
         self._commits = Commits(self._broker, source)
 
     def close(self) -> None:
         if self._broker is not None:
+            try:
+                self._commit_end()
+                why = self._broker.confirm(CLOSE_S)
+            except SourceError as error:
+                why = str(error)
+            if why:
+                log.warning("the end of this run was not committed to %s: %s", self, why)
             self._broker.close()
             self._broker = None
+
+    def _commit_end(self) -> None:
+        """Commit once more what is done, with the note that this run is over. In a group another source may have the
+        partitions by now."""
+        if self._kept and not self._is_shared:
+            self._open_commits.check_runs(map(At.named, self._kept), CHECK_S)
+            self._open_broker.commit(
+                {At.named(name): self._commit_of(each, is_over=True) for name, each in self._kept.items()}
+            )
 
     def identity(self) -> str:
         return IN_KAFKA
@@ -103,13 +125,17 @@ class KafkaOffsets:
         self._commit(self._loaded)
         self._loaded = {}
 
+    def note_begun(self, done: Mapping[str, Ranges]) -> None:
+        """Note what the input has committed for partitions that it begins."""
+        self._kept = {name: Committed(each) for name, each in done.items()} | self._kept
+
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
         # The group, not the order of runs, decides who owns a partition.
         self._is_shared = True
         return self._load([At.named(partition) for partition in partitions])
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        changed = {name: each for name, each in committed.items() if self._saved.get(name) != each.done}
+        changed = {name: each for name, each in committed.items() if not self._is_saved(name, each.done)}
         if changed and not self._is_shared:
             changed |= {name: committed[name] for name in self._check_runs(committed)}
         self._commit(changed)
@@ -117,10 +143,13 @@ class KafkaOffsets:
     def _check_runs(self, partitions: Iterable[str]) -> list[str]:
         """Return the partitions that a later run has committed. Raises ``CheckpointError`` for an earlier run."""
         try:
-            return [at.name for at in self._open_commits.check_runs(map(At.named, partitions))]
+            limit_s = None if self.waits else CHECK_S
+            return [at.name for at in self._open_commits.check_runs(map(At.named, partitions), limit_s)]
         except CheckpointError:
             raise
         except SourceError as error:
+            if isinstance(error, Unreachable) and not self.waits:
+                return []
             raise self._not_saved(str(error)) from None
 
     def _not_saved(self, why: str) -> CheckpointError:
@@ -130,13 +159,20 @@ class KafkaOffsets:
         )
 
     def _commit(self, committed: Mapping[str, Committed]) -> None:
+        if not self.waits:
+            self._open_broker.commit({At.named(name): self._commit_of(each) for name, each in committed.items()})
+            self._kept |= committed
+            return
         why = self._try_commit(committed)
         while TOO_LARGE in why and self.metadata_bytes_max > METADATA_BYTES_MIN:
             self.metadata_bytes_max //= 2
             why = self._try_commit(committed)
         if why:
             raise self._not_saved(why)
-        self._saved |= {name: each.done for name, each in committed.items()}
+        self._kept |= committed
+
+    def _is_saved(self, name: str, done: Ranges) -> bool:
+        return name in self._kept and self._kept[name].done == done
 
     def _try_commit(self, committed: Mapping[str, Committed]) -> str:
         """Commit and wait. Returns why it could not be committed, or ""."""
@@ -155,12 +191,12 @@ class KafkaOffsets:
             for at, commit in commits.items()
             if commit.own is not None
         }
-        self._saved |= {name: each.done for name, each in loaded.items()}
+        self._kept |= loaded
         return loaded
 
-    def _commit_of(self, committed: Committed) -> CommittedOffset:
+    def _commit_of(self, committed: Committed, *, is_over: bool = False) -> CommittedOffset:
         done = committed.done
-        commit = self._open_commits.commit_of(done, committed.answered, self.metadata_bytes_max)
+        commit = self._open_commits.commit_of(done, committed.answered, self.metadata_bytes_max, is_over=is_over)
         written = CommitMetadata.from_text(commit.metadata, done.prefix)
         is_cut = written is None or written.done.holes < done.holes
         if is_cut and not self._is_cut:

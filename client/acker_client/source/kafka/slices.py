@@ -2,13 +2,14 @@
 
 A position is an offset. An offset without a record (compacted away, or a transaction marker) is left out. Planned
 offsets that retention has deleted are left out too, and logged as lost. Offsets that are far apart are read separately.
-Needs confluent-kafka, pyarrow and numpy; imports neither grpc nor pyspark.
+A value is bytes, or a struct if the source decodes it (``decoder``). A record whose value does not decode is
+unreadable. Needs confluent-kafka, pyarrow and numpy; imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,12 @@ import pyarrow as pa
 
 from acker_client.cluster.handed_on import HandedOn, taken_up
 from acker_client.source.decoding.lines import ReadRows
-from acker_client.source.decoding.values import ddl_of, json_value, jsonable
+from acker_client.source.decoding.values import ddl_of, json_rows, json_value, jsonable
 from acker_client.source.errors import SourceError
+from acker_client.source.kafka.decoder import decoder_of
 from acker_client.source.kafka.names import At, KafkaConnection
 from acker_client.source.kafka.reader import Fetched, Gone, Reader, reader_of
+from acker_client.source.kafka.values import Decoding
 from acker_client.source.records.input import Chosen, Original
 from acker_client.source.records.ranges import Positions
 
@@ -44,6 +47,8 @@ SCHEMA = pa.schema(
     ]
 )
 DDL = ddl_of(SCHEMA)
+# The place of the value among the columns.
+VALUE = SCHEMA.get_field_index("value")
 # The offsets between two chosen ones are not read if the gap is larger than this.
 APART = 2_000
 
@@ -70,7 +75,7 @@ class KafkaPart:
 class KafkaSlice:
     """The ``chosen`` offsets, in order. In the batch they have the numbers ``start`` up to ``stop``.
 
-    ``skips_null``: a record without a value is left out.
+    ``skips_null``: a record without a value is left out. ``decoding``: None for values as bytes.
     """
 
     start: int
@@ -78,14 +83,16 @@ class KafkaSlice:
     chosen: tuple[Chosen[KafkaPart], ...]
     connection: KafkaConnection
     skips_null: bool
+    decoding: Decoding | None = None
 
     def read(self) -> Iterator[ReadRows]:
         """Read the records that exist, some thousands at a time. Raises ``SourceError``."""
         reader, number = reader_of(self.connection), self.start
         for each in self.chosen:
             for offsets, fetched in read_chosen(reader, each):
-                rows = ReadRows((number + offsets).astype(np.uint64), columns_of(each.part, fetched))
-                yield _rows(rows, fetched, self.skips_null)
+                columns, unreadable = columns_of(each.part, fetched, self.decoding)
+                rows = ReadRows((number + offsets).astype(np.uint64), columns, unreadable)
+                yield _without_null(rows, fetched) if self.skips_null else rows
             number += len(each)
 
 
@@ -103,34 +110,62 @@ def read_chosen(reader: Reader, chosen: Chosen[KafkaPart]) -> Iterator[tuple[Pos
                 yield at, some
 
 
-def columns_of(part: KafkaPart, fetched: Fetched) -> pa.RecordBatch:
-    """Return messages as the columns of ``SCHEMA``."""
+def schema_of(decoding: Decoding | None) -> pa.Schema:
+    """Return the columns of the rows."""
+    return SCHEMA if decoding is None else SCHEMA.set(VALUE, pa.field("value", decoding.type))
+
+
+def columns_of(
+    part: KafkaPart, fetched: Fetched, decoding: Decoding | None = None
+) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """Return messages as columns, and the reason of each row that is unreadable."""
     count = len(fetched.offsets)
     times: Any = pa.array(fetched.timestamps_ms, mask=fetched.timestamps_ms < 0).cast(pa.timestamp("ms", tz="UTC"))
     headers = pa.array(fetched.headers, HEADERS) if any(fetched.headers) else pa.nulls(count, HEADERS)
+    values, unreadable = pa.array(fetched.values, pa.binary()), fetched.unreadable
+    if decoding is not None:
+        values, reasons = decoder_of(decoding).decode(part.topic, fetched.values, fetched.headers)
+        where = f"{part.topic}:{part.number}"
+        unreadable = {row: f"{where}:{fetched.offsets[row]}: {why}" for row, why in reasons.items()} | unreadable
     columns = [
         pa.array(fetched.keys, pa.binary()),
-        pa.array(fetched.values, pa.binary()),
+        values,
         pa.repeat(pa.scalar(part.topic, pa.string()), count),
         pa.repeat(pa.scalar(part.number, pa.int32()), count),
         pa.array(fetched.offsets),
         times.cast(TIMESTAMP),
         headers,
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema_of(decoding)), unreadable
 
 
-def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
+def originals_of(reader: Reader, chosen: Chosen[KafkaPart], decoding: Decoding | None = None) -> list[Original]:
     """Read records again, and return their origin (topic, partition, offset, and the key if any), value (bytes), and
-    other columns. The columns are None for a record that cannot be read."""
+    other columns. The columns are None for a record that cannot be read. A value that decodes comes with all columns of
+    its row instead, and its bytes as ``raw``."""
     part = chosen.part
     found: dict[int, Original] = {}
     try:
         for _, fetched in read_chosen(reader, chosen):
             found |= ((offset, _original(part, fetched, row)) for row, offset in enumerate(fetched.offsets.tolist()))
+            if decoding is not None:
+                found |= _decoded(part, fetched, decoding, found)
     except SourceError as error:
         log.warning("records of %s could not be read once more: %s", part.partition, error)
     return [found.get(offset) or Original(_origin(part, offset, None), None) for offset in chosen.positions.tolist()]
+
+
+def _decoded(
+    part: KafkaPart, fetched: Fetched, decoding: Decoding, plain: Mapping[int, Original]
+) -> dict[int, Original]:
+    """Return the originals of the rows whose value decodes, by offset, with the columns that the rows had."""
+    columns, unreadable = columns_of(part, fetched, decoding)
+    rows, ddl = json_rows(columns), ddl_of(columns.schema)
+    return {
+        offset: Original(plain[offset].origin, rows[row] | {"raw": jsonable(fetched.values[row])}, schema=ddl)
+        for row, offset in enumerate(fetched.offsets.tolist())
+        if row not in unreadable
+    }
 
 
 def are_there(reader: Reader, chosen: Chosen[KafkaPart]) -> list[bool]:
@@ -205,14 +240,13 @@ def _select_rows(fetched: Fetched, rows: Positions) -> Fetched:
     )
 
 
-def _rows(rows: ReadRows, fetched: Fetched, skips_null: bool) -> ReadRows:
-    rows.unreadable = fetched.unreadable
-    column: Any = rows.columns.column(1)
-    if not (skips_null and column.null_count):
-        return rows
+def _without_null(rows: ReadRows, fetched: Fetched) -> ReadRows:
+    """Leave out the records without a value."""
     kept = np.flatnonzero([value is not None for value in fetched.values])
+    if len(kept) == len(fetched.values):
+        return rows
     places = {row: index for index, row in enumerate(kept.tolist())}
-    unreadable = {places[row]: reason for row, reason in fetched.unreadable.items() if row in places}
+    unreadable = {places[row]: reason for row, reason in rows.unreadable.items() if row in places}
     return ReadRows(rows.numbers[kept], rows.columns.take(pa.array(kept)), unreadable)
 
 

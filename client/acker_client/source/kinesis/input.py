@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
 import pyarrow as pa
 
 from acker_client.backoff import Clock, Random, Sleep
@@ -37,7 +38,8 @@ from acker_client.source.kinesis.polling import READ_INTERVAL_S, Asking
 from acker_client.source.kinesis.rows import RecordPart, RecordSlice, shown, sliced_rows
 from acker_client.source.kinesis.shard import ShardMark, ShardReading, marks_of
 from acker_client.source.records.balance import sliced
-from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
+from acker_client.source.records.input import Chosen, Committed, Mark, Observed, OrderKeys, Original, Plan
+from acker_client.source.records.key_order import order_keys
 from acker_client.source.records.ranges import Ranges
 
 log = logging.getLogger("acker_client.source")
@@ -56,6 +58,7 @@ class StreamReading:
     ``first``: where to begin in a shard that no checkpoint contains. ``is_to_end``: stop once all existing records are
     read; otherwise follow the stream. ``refresh_s``: the interval between listings of shards. ``idle_s``: the interval
     between polls of a shard without new records. ``held_bytes_max``: maximum size of the records that are not done.
+    ``is_ordered``: whether records of one partition key keep their order.
     """
 
     first: Begin = TRIM_HORIZON
@@ -63,10 +66,11 @@ class StreamReading:
     refresh_s: float = 30.0
     idle_s: float = 1.0
     held_bytes_max: int = 256 << 20
+    is_ordered: bool = False
 
 
 class KinesisInput:
-    """Records of a stream as a ``SharedInput``.
+    """Records of a stream as a ``SharedInput``, ``PausableInput`` and ``ObservedInput``.
 
     ``saved`` returns the content of the group's checkpoint, including the shards of other sources.
     """
@@ -121,7 +125,8 @@ class KinesisInput:
         read = self._gather(records_max)
         step = max(1, sum(part.stop - part.start for part in read) // (2 * tasks))
         parts = [piece for part in read for piece in _pieces(part, step)]
-        return Plan(parts, is_end=not parts and self._is_over())
+        keys = [_keys_of(part) for part in parts] if self._reading.is_ordered else []
+        return Plan(parts, is_end=not parts and self._is_over(), keys=keys)
 
     def slices(self, chosen: Sequence[Chosen[RecordPart]], tasks: int) -> list[RecordSlice]:
         return sliced(chosen, tasks, sliced_rows)
@@ -175,6 +180,9 @@ class KinesisInput:
     def pause(self, partitions: Collection[str]) -> None:
         """Stop planning these shards, and resume all others."""
         self._paused = frozenset(partitions)
+
+    def observe(self) -> Mapping[str, Observed]:
+        return {name: Observed(self._name, name, shard.next) for name, shard in self._shards.copy().items()}
 
     # -- list and begin shards
 
@@ -448,6 +456,11 @@ def first_begin(first_poll: str | float | datetime) -> Begin:
     raise ValueError(
         f"first_poll={first_poll!r}: give 'trim_horizon', 'latest', Unix seconds, or a datetime with a time zone"
     )
+
+
+def _keys_of(part: RecordPart) -> OrderKeys:
+    positions = np.arange(part.start, part.stop, dtype=np.int64)
+    return order_keys(part.partition, positions, part.held.partition_keys(part.start, part.stop))
 
 
 def _pieces(part: RecordPart, step: int) -> Iterable[RecordPart]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from acker_client.cluster.registration import check_seconds
 from acker_client.source.engine.environment import spark_environment
 from acker_client.source.engine.given import options_of
-from acker_client.source.engine.options import CommonOptions
+from acker_client.source.engine.options import CommonOptions, check_order
 from acker_client.source.engine.source import Source
 from acker_client.source.kinesis.connection import BotoKinesis, KinesisDoor
 from acker_client.source.kinesis.input import KinesisInput, StreamReading, first_begin
@@ -26,8 +26,9 @@ class Kinesis(Source):
     ``stream``: its name, or its ARN. ``region``, ``endpoint_url``, ``session`` (a ``boto3.Session``): passed to boto3,
     which has defaults for them. ``first_poll``: where to begin in a shard that the checkpoint does not contain:
     "trim_horizon" (the oldest record), "latest" (only records from now on), or a time (Unix seconds, or a datetime with
-    a zone). ``stop``: "never" follows the stream. "end" ends the run when all existing records are done (but not in a
-    group, where more shards may be assigned).
+    a zone). ``ordered_by``: "partition_key" keeps a record back until all earlier ones of its partition key are done. A
+    batch then has at most one record of a key. ``stop``: "never" follows the stream. "end" ends the run when all
+    existing records are done (but not in a group, where more shards may be assigned).
 
     Shards that result from a split or a merge are found while the source runs (every ``refresh_s``, and when a shard
     ends). They begin when all records of their parents are done. A shard without new records is polled every
@@ -43,6 +44,7 @@ class Kinesis(Source):
         endpoint_url: str | None = None,
         session: Any = None,
         first_poll: str | float | datetime = "trim_horizon",
+        ordered_by: Literal["partition_key"] | None = None,
         stop: str = "never",
         refresh_s: float = 30.0,
         idle_s: float = 1.0,
@@ -54,6 +56,7 @@ class Kinesis(Source):
             raise ValueError(f"stream={stream!r}: give the name of a stream, or its ARN")
         if stop not in STOPS:
             raise ValueError(f"stop={stop!r}: give 'never' or 'end'")
+        check_order(ordered_by, "partition_key", self.options)
         check_seconds("refresh_s", refresh_s)
         check_seconds("idle_s", idle_s)
         if not isinstance(held_bytes_max, int) or held_bytes_max < 1:
@@ -62,7 +65,9 @@ class Kinesis(Source):
         self.region = region
         self.endpoint_url = endpoint_url
         self.session = session
-        self.reading = StreamReading(first_begin(first_poll), stop == "end", refresh_s, idle_s, held_bytes_max)
+        self.reading = StreamReading(
+            first_begin(first_poll), stop == "end", refresh_s, idle_s, held_bytes_max, is_ordered=ordered_by is not None
+        )
 
     def input(self) -> tuple[Input[Any], Any]:
         environment = self.options.environment or spark_environment()

@@ -54,6 +54,15 @@ class Held:
             raise LookupError("these records are done and forgotten")
         return self.rows.take(pa.array(rows))
 
+    def partition_keys(self, start: int, stop: int) -> list[str | None]:
+        """Return the partition key at each position from ``start`` to ``stop``; None where none is held."""
+        keys: list[str | None] = [None] * (stop - start)
+        first, last = np.searchsorted(self.positions, (start, stop)).tolist()
+        some = self.rows.column("partition_key").slice(first, last - first).to_pylist()
+        for position, key in zip(self.positions[first:last].tolist(), some, strict=True):
+            keys[position - start] = key
+        return keys
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPart:

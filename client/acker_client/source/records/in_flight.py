@@ -129,7 +129,7 @@ class InFlight:
         return not self.tracker.pending and not self.schedule.waiting
 
     def emit(self, records: RecordNumbers, *, replays: int) -> EmissionRange:
-        """Emit ``records`` (ascending). The first ``replays`` of them have been emitted before."""
+        """Emit ``records`` (ascending). ``replays``: how many of them have been emitted before."""
         self.counts.batches += 1
         self.counts.replayed += replays
         self.counts.records += len(records) - replays

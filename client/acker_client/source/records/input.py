@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from acker_client.cluster.handed_on import HandedOn
@@ -28,6 +29,8 @@ from acker_client.source.records.ranges import Positions, Ranges
 
 # The input's own entry in a checkpoint. It must survive JSON.
 Mark = Mapping[str, Any]
+# A number for the key of each position: uint64[n]. Positions with equal numbers keep their order.
+OrderKeys = npt.NDArray[np.uint64]
 
 
 class Part(Protocol):
@@ -67,11 +70,13 @@ class Plan(Generic[P]):
     """The next ``parts``, ascending within each partition. Empty if nothing can be read now, but perhaps later.
     ``is_end``: there will never be more. ``revoked``: partitions that this source may no longer read. The source drops
     their open records, which the new owner reads. If a revoked partition is planned again without being assigned, it is
-    a new partition with the same name, and nothing below its first part exists."""
+    a new partition with the same name, and nothing below its first part exists. ``keys``: for each part the keys of its
+    positions, if the source keeps the order of records with one key; otherwise empty."""
 
     parts: Sequence[P] = ()
     is_end: bool = False
     revoked: Sequence[str] = ()
+    keys: Sequence[OrderKeys] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,19 @@ class Committed:
     done: Ranges = field(default_factory=Ranges)
     mark: Mark = field(default_factory=dict)
     answered: Answered = NONE_ANSWERED
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A partition as its metrics show it. ``topic``: what it is a partition of; ``name``: its name in there.
+    ``position``: the position to be planned next. ``end``: the position after the last record there is; None if
+    unknown. ``committed``: the position that the input itself has committed; None if only the checkpoint holds one."""
+
+    topic: str
+    name: str
+    position: int
+    end: int | None = None
+    committed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +261,13 @@ class PausableInput(Input[P], Protocol[P]):
     def pause(self, partitions: Collection[str]) -> None:
         """Pause exactly these partitions until the next call. While a paused partition has more positions, the
         input is not at its end."""
+        ...
+
+
+@runtime_checkable
+class ObservedInput(Input[P], Protocol[P]):
+    """An input with so few and lasting partitions that each has metrics of its own."""
+
+    def observe(self) -> Mapping[str, Observed]:
+        """Return what is known of each partition that this source reads. Any thread may ask."""
         ...

@@ -33,6 +33,25 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionState:
+    """How far a source is in one partition of a ``topic``. ``position``: what it reads next. ``committed``: where a
+    restart goes on. ``end``: the position after the last record there is; None if unknown. ``holes``: stretches of open
+    records before done ones."""
+
+    topic: str
+    name: str
+    position: int
+    committed: int
+    end: int | None
+    holes: int
+
+    @property
+    def lag(self) -> int | None:
+        """The number of positions from the committed one to the end."""
+        return None if self.end is None else max(0, self.end - self.committed)
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """The progress of a source at one moment. Every record ends as acked or dead-lettered; ``open`` records have no
     answer yet. ``absent`` records were planned but do not exist. ``revoked`` records went to another source while open.
@@ -42,7 +61,8 @@ class Summary:
     replay; ``short_of_replicas``: batches whose tasks reported to fewer servers than asked.
 
     ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones;
-    ``holes_of_fullest``: the holes of the partition that has the most. ``elapsed_s``: duration of the run so far.
+    ``holes_of_fullest``: the holes of the partition that has the most. ``held_back``: planned records that wait for an
+    earlier record of their key; they are not among ``records``. ``elapsed_s``: duration of the run so far.
     """
 
     name: str
@@ -66,10 +86,19 @@ class Summary:
     short_of_replicas: int = 0
     dropped: int = 0
     holes_of_fullest: int = 0
+    held_back: int = 0
 
     @classmethod
     def of(
-        cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0, holes_of_fullest: int = 0
+        cls,
+        name: str,
+        counts: Counts,
+        *,
+        elapsed_s: float,
+        checkpoint: str,
+        holes: int = 0,
+        holes_of_fullest: int = 0,
+        held_back: int = 0,
     ) -> Summary:
         """Sum up ``counts`` after ``elapsed_s``."""
         done = counts.acked + counts.dead_lettered
@@ -95,6 +124,7 @@ class Summary:
             short_of_replicas=counts.short_of_replicas,
             dropped=counts.dropped,
             holes_of_fullest=holes_of_fullest,
+            held_back=held_back,
         )
 
     @property
@@ -125,6 +155,7 @@ class Summary:
             ("short", self.short_of_replicas, "batches that tasks reported to fewer servers than were asked for"),
             ("holes", self.holes, "stretches of open records before done ones"),
             ("of one", self.holes_of_fullest, "of them in the partition that has the most"),
+            ("held back", self.held_back, "wait for an earlier record of their key"),
         ]
         numbers[4:4] = [row for row in rare if row[1]]
         lines = [f"source {self.name}"]

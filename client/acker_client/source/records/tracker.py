@@ -110,11 +110,11 @@ class Tracker:
 
     @property
     def open_records(self) -> int:
-        """Emitted records that are not done."""
+        """Records that were emitted or are held back, and are not done."""
         return self._record_state.count(OPEN, self._record_state.start, self._record_state.stop)
 
     def open_between(self, start: int, stop: int) -> int:
-        """Return how many records of ``start <= number < stop`` were emitted and are not done."""
+        """Return how many records of ``start <= number < stop`` were emitted or are held back, and are not done."""
         return self._record_state.count(OPEN, start, stop)
 
     @property
@@ -133,10 +133,14 @@ class Tracker:
         self._emission_state.extend(stop)
         self._emission_record.extend(stop)[:] = records
         self._pending += len(records)
+        self.hold_back(records)
+        return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
+
+    def hold_back(self, records: RecordNumbers) -> None:
+        """Count ``records: int64[k]`` (ascending) as open before they are emitted."""
         if len(records):
             self._record_state.extend(int(records[-1]) + 1)
             self._record_state.set_value(records, OPEN)
-        return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
     def apply_outcomes(self, roots: Column, verdicts: Kinds) -> Counted:
         """Apply outcomes. Only the first outcome of each emission has an effect: ACKED records are done. Later outcomes
@@ -207,7 +211,7 @@ class Tracker:
         return self._emission_record.values[where], root_ids(self.base, numbers)
 
     def open_among(self, records: RecordNumbers) -> RecordNumbers:
-        """Return the ``records: int64[k]`` that were emitted and are not done."""
+        """Return the ``records: int64[k]`` that were emitted or are held back, and are not done."""
         inside = records[(records >= self._record_state.start) & (records < self._record_state.stop)]
         is_open: npt.NDArray[np.bool_] = self._record_state.values[self._record_state.index(inside)] == OPEN
         opened: RecordNumbers = inside[is_open]
