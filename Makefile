@@ -2,8 +2,8 @@
 #
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
 #   make test-fast    the quick tests without a JVM and without other processes, in a minute
-#   make test         all tests but the long ones (ARGS="tests/service -k settle")
-#   make test-long    the tests that take minutes, which `make test` leaves out, and today's of `make test-matrix`
+#   make test         all tests but the long ones, in some five minutes (ARGS="tests/service -k settle")
+#   make test-long    the tests that take seconds or minutes each, and today's of `make test-matrix`
 #   make test-kafka   the tests that need a real Apache Kafka, which it fetches by Maven and starts
 #   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
@@ -11,6 +11,7 @@
 #   make bodies       random sink bodies on real Spark, against what they have written (SEEDS=500 FROM=1)
 #   make fuzz         damaged input for everything that reads bytes from outside (INPUTS=1000000)
 #   make schedules    random schedules of plain clients on real servers, with every fault (SEEDS=200 FROM=1)
+#   make plain        random plain Spark programs on real servers, against what they did (SEEDS=200 FROM=1)
 #   make check        format, lint, types, imports, generated code, the documents, the package, the alert rules
 #   make docs         the documentation as a site in .build/site; fails for a broken link
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
@@ -22,7 +23,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-kafka test-matrix pipelines bodies simulate schedules fuzz check docs bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-fast test-long test-kafka test-matrix pipelines bodies simulate schedules plain fuzz check docs bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 ON ?=
@@ -56,7 +57,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo >&2 "$(NO_PYTHON)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo >&2 "$(NO_VENV)"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[service,spark,zookeeper,kafka,schema-registry,kinesis,cli]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[service,spark,zookeeper,kafka,schema-registry,kinesis,s3,cli,progress]' --group dev
 	@touch $@
 
 demo: $(READY)
@@ -97,6 +98,10 @@ schedules: $(READY)
 INPUTS ?= 1000000
 fuzz: $(READY)
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) --seed $(FROM)
+
+plain: SEEDS = 200
+plain: $(READY)
+	@$(WITH_SPARK) $(BIN)/python -m tests.plain --seeds $(SEEDS) --from $(FROM)
 
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .

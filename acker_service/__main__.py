@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from acker_protocol.version import VERSION
 from acker_service import config
-from acker_service.config import ConfigError
+from acker_service.config import Config, ConfigError
 from acker_service.http import health
+from acker_service.process import logs
+from acker_service.process.compiling import set_up_numba
 from acker_service.process.container import default_memory
+from acker_service.process.parent import end_with_parent
 from acker_service.process.signals import Signals
 
 
@@ -48,15 +52,27 @@ def serve(words: Sequence[str]) -> int:
         return _print_error(error)
     # Comes first: loading the rest takes seconds, and process 1 of a container loses signals without a handler.
     signals = Signals()
+    if options.until_stdin_ends:
+        end_with_parent(lambda: _remove_own_access(options))
+    lines = logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     try:
+        set_up_numba()
         from acker_service import ports, server
         from acker_service.state import state_file
     except ModuleNotFoundError as error:
         return _print_error(f"the server needs {error.name}: pip install 'acker[service]'")
     try:
-        return server.run(options, signals)
+        return server.run(options, signals, lines)
     except (ports.StartError, state_file.StateError) as error:
         return _print_error(error)
+
+
+def _remove_own_access(options: Config) -> None:
+    if options.own_access is not None:
+        # Not at the top: few servers need it, and it takes long to import.
+        from acker_service.access import own_access
+
+        own_access.remove(Path(options.own_access))
 
 
 def _print_error(error: object) -> int:

@@ -20,7 +20,16 @@ from acker_service.core.memory import Bounds
 PREFIX = "ACKER_"
 # Clients on the same machine read these; a server ignores them.
 OF_CLIENTS = frozenset(
-    {"ACKER_SERVERS", "ACKER_TOKEN", "ACKER_TOKEN_FILE", "ACKER_TLS", "ACKER_CA", "ACKER_CERT", "ACKER_KEY"}
+    {
+        "ACKER_SERVERS",
+        "ACKER_ACCESS_FILE",
+        "ACKER_TOKEN",
+        "ACKER_TOKEN_FILE",
+        "ACKER_TLS",
+        "ACKER_CA",
+        "ACKER_CERT",
+        "ACKER_KEY",
+    }
 )
 # Kubernetes gives every pod such variables for a Service called `acker`, ACKER_PORT=tcp://10.0.0.7:7070 among them.
 OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
@@ -61,16 +70,16 @@ def size_of(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _address(text: str) -> str | None:
+def _address(text: str, port_min: int = 0) -> str | None:
     host, _, port = text.rpartition(":")
-    if text and not (host and 0 < int(port) < 1 << 16):
+    if text and not (host and port_min <= int(port) < 1 << 16):
         raise ValueError(text)
     return text or None
 
 
 def _addresses(text: str) -> str | None:
     for address in text.partition("/")[0].split(",") if text else ():
-        _address(address or ":")
+        _address(address or ":", 1)
     return text or None
 
 
@@ -126,6 +135,11 @@ class Config:
         "File of the callers' hashed tokens, see `acker token`, and of namespaces; a caller then needs a token. Read "
         "again when it changes.",
     )
+    own_access: str | None = _DIRECTORY(
+        None,
+        "Private directory in which the server makes a certificate and a token for itself, and access.json for its "
+        "clients; for one application, instead of --tls-cert and --tokens. Pages of HTTP are then open.",
+    )
     insecure: bool = _SWITCH(False, "Listen without TLS even where other machines can connect.")
     zookeeper: str | None = _ADDRESSES(
         None, "Servers of ZooKeeper and the chroot of this server's cluster; off: it knows of no other server."
@@ -133,7 +147,9 @@ class Config:
     id: int | None = _WHOLE(
         None, "Id of this server, unique in its cluster: 0, 1, 2 ...; required with --zookeeper, otherwise 0.", 0, 1023
     )
-    advertise: str | None = _ADDRESS(None, "Where clients reach this server; off: where it listens.")
+    advertise: str | None = _ADDRESS(
+        None, "Where clients reach this server; port 0 stands for the port for calls; off: where it listens."
+    )
     advertise_unchecked: bool = _SWITCH(
         False,
         "Start even if this server cannot reach itself at --advertise, as behind some NATs.",
@@ -212,6 +228,11 @@ class Config:
         600.0, "How long a draining server waits for its batches and roots to end, before it stops.", 0, 1e6
     )
     reflection: bool = _SWITCH(False, "Offer gRPC reflection (for grpcurl and the like).")
+    until_stdin_ends: bool = _SWITCH(
+        False,
+        "End at once when standard input ends, as it does when the process that started the server is gone; "
+        "--own-access is then removed.",
+    )
     ready_file: str | None = _PATH(None, "File to write once serving: JSON with address, http_address and pid.")
     log_format: str = _one_of("text", "json")("text", "How log lines look.")
     log_level: str = _one_of("debug", "info", "warning", "error")("info", "Least severe lines to log.")
@@ -259,10 +280,26 @@ class Config:
             raise ConfigError(f"{label('tls_cert')}: goes with --tls-key; give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ConfigError(f"{label('tls_client_ca')}: callers show certificates only with TLS; give --tls-cert too")
-        if self.tls_cert is None and not self.insecure and not is_loopback(self.host):
+        if self.own_access is not None:
+            self._check_own_access()
+        has_tls = self.tls_cert is not None or self.own_access is not None
+        if not has_tls and not self.insecure and not is_loopback(self.host):
             raise ConfigError(
                 f"{label('host')}: other machines reach {self.host}, and without TLS they can read and change calls: "
-                "give --tls-cert and --tls-key, or --insecure if you trust everybody on that network"
+                "give --tls-cert and --tls-key, or --own-access, or --insecure if you trust everybody on that network"
+            )
+
+    def _check_own_access(self) -> None:
+        for name in ("tls_cert", "tls_client_ca", "tokens", "zookeeper"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{label('own_access')}: is for one server and one application, and makes the certificate and the "
+                    f"token itself: leave out {flag(name)}, or --own-access"
+                )
+        if self.advertise is None and self.host in EVERYWHERE:
+            raise ConfigError(
+                f"{label('advertise')}: needed with --own-access where --host is {self.host}, at which no client "
+                "reaches this server; give host:port"
             )
 
     def _check_cluster(self) -> None:

@@ -10,9 +10,9 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 from acker_protocol.ids import session_digest
@@ -30,7 +30,6 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_service.core.batches import ascending
 from acker_service.core.parts import StatePart
 from acker_service.core.quotas import Allotment
 from acker_service.core.running_time import RunningTime
@@ -102,7 +101,7 @@ class SharedShard:
         self._max_watches = max_watches
         self._linger_s = linger_s
         self._lock = _MeasuredLock(clock)
-        shard.unlocked = self._lock.released
+        shard.unlocked = _Released(self._lock).get
         self._waiting: list[_Waiting] = []
         self._settling: deque[tuple[Settle, str, Future[SettleReply]]] = deque()
         self._is_closing = threading.Event()
@@ -116,11 +115,7 @@ class SharedShard:
             self._max_watches = max_watches
 
     def apply(self, message: Apply) -> ApplyReply:
-        scope = message.inits
-        if scope is not None and len(scope.covered) > 1:
-            # Sorted before the lock is taken. Otherwise the batch would sort them.
-            scope = dataclasses.replace(scope, covered=ascending(scope.covered))
-            message = dataclasses.replace(message, inits=scope)
+        message = self.shard.prepared(message)
         with self._lock:
             reply = self.shard.apply(message, self._now())
             self._wake()
@@ -137,13 +132,19 @@ class SharedShard:
     def settle(self, request: Settle, paused: Paused = nullcontext, caller: str = "") -> SettleReply:
         """Settle a batch. The call that gets the lock settles all waiting batches in the same sweep."""
         own: Future[SettleReply] = Future()
-        self._settling.append((request, caller, own))
-        with paused():
-            # Lets the calls that wait for their turn join the sweep.
-            pass
-        with self._lock:
-            if not own.done():
-                self._settle_waiting()
+        waiting = request, caller, own
+        self._settling.append(waiting)
+        try:
+            with paused():
+                # Lets the calls that wait for their turn join the sweep.
+                pass
+            with self._lock:
+                if not own.done():
+                    self._settle_waiting()
+        except BaseException:
+            with suppress(ValueError):
+                self._settling.remove(waiting)
+            raise
         reply = own.result()
         if reply.status != Status.APPLIED:
             self._log_refusal("settlement_refused", request.session, reply, batch=request.number)
@@ -169,15 +170,15 @@ class SharedShard:
             if request.close:
                 self._dismiss(request.session)
             reply = self._watch(request, caller)
-            waiting = self._begin_waiting(request, reply)
             changes = self.shard.take_changes()
-        self._log_changes(changes)
-        if reply.status != Status.APPLIED:
-            asked = request.source[:NAME_CHARACTERS]
-            self._log_refusal("watch_refused", request.session, reply, asked=asked)
-        if waiting is None:
-            return reply
+            waiting = self._begin_waiting(request, reply)
         try:
+            self._log_changes(changes)
+            if reply.status != Status.APPLIED:
+                asked = request.source[:NAME_CHARACTERS]
+                self._log_refusal("watch_refused", request.session, reply, asked=asked)
+            if waiting is None:
+                return reply
             on_end(waiting.dismiss)
             with paused():
                 # The call and its reply both renew the lease, so the call must end well before the lease does.
@@ -185,8 +186,11 @@ class SharedShard:
                 if waiting.woken.is_set() and not waiting.is_dismissed:
                     self._is_closing.wait(self._linger_s)
         finally:
-            with self._lock:
+            if waiting is not None:
+                # A `with` would take memory.
+                self._lock.__enter__()
                 self._waiting.remove(waiting)
+                self._lock.__exit__(None, None, None)
         with self._lock:
             if waiting.is_dismissed:
                 return reply
@@ -294,28 +298,33 @@ class SharedShard:
         if owner and owner != caller:
             raise NotTheOwner(session, owner)
 
-    def _take_settlements(self) -> list[tuple[Settle, Future[SettleReply]]]:
-        """Return the settlements that wait, without those of callers that may not settle these batches."""
-        waiting = []
-        for _ in range(len(self._settling)):
-            request, caller, future = self._settling.popleft()
-            try:
-                self._check_owner(request.session, caller)
-            except NotTheOwner as error:
-                future.set_exception(error)
-            else:
-                waiting.append((request, future))
-        return waiting
+    def _take_settlement(
+        self,
+        request: Settle,
+        caller: str,
+        future: Future[SettleReply],
+        waiting: list[tuple[Settle, Future[SettleReply]]],
+    ) -> None:
+        """Add a settlement to ``waiting``, unless its caller may not settle this batch."""
+        try:
+            self._check_owner(request.session, caller)
+        except NotTheOwner as error:
+            future.set_exception(error)
+        else:
+            waiting.append((request, future))
 
     def _settle_waiting(self) -> None:
         """Settle all waiting batches in one sweep. Caller holds the lock."""
-        waiting = self._take_settlements()
+        waiting: list[tuple[Settle, Future[SettleReply]]] = []
         try:
+            while self._settling:
+                self._take_settlement(*self._settling[0], waiting)
+                self._settling.popleft()
             replies = self.shard.settle([request for request, _ in waiting], self._now())
-        except Exception as error:  # noqa: BLE001  # goes to every caller that waits
+        except Exception as error:
             for _, future in waiting:
                 future.set_exception(error)
-            return
+            raise
         for (_, future), reply in zip(waiting, replies, strict=True):
             future.set_result(reply)
         self._wake()
@@ -372,7 +381,8 @@ class SharedShard:
 
 
 class _MeasuredLock:
-    """A lock that counts how often it was acquired (``taken``) and the total wait for it (``waited_s``)."""
+    """A lock that counts how often it was acquired (``taken``) and the total wait for it (``waited_s``). Neither fails
+    for lack of memory."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -380,34 +390,57 @@ class _MeasuredLock:
         self.taken, self.waited_s = 0, 0.0
 
     def __enter__(self) -> None:
-        waited_s = 0.0
-        # Reads the clock only if the lock is taken.
-        if not self._lock.acquire(blocking=False):
+        if self._lock.acquire(False):
+            self._count(None)
+            return
+        started: float | None = None
+        with suppress(MemoryError):
             started = self._clock()
-            self._lock.acquire()
-            waited_s = self._clock() - started
-        self.taken += 1
-        self.waited_s += waited_s
+        self._lock.acquire()
+        self._count(started)
 
-    def __exit__(self, *_: object) -> None:
+    # Not *error, since a tuple takes memory.
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._lock.release()
 
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Release the lock, which the caller holds, until the end of the context."""
-        self.__exit__()
+    def _count(self, started: float | None) -> None:
+        """Count one more. ``started``: when it began to wait; None if it did not, or nobody knows."""
         try:
-            # The lock is not fair: without a moment in which this thread does nothing, it would get the lock again.
-            time.sleep(MOMENT_S)
-            yield
-        finally:
-            self.__enter__()
+            # Reads the clock only if the lock was taken.
+            waited_s = self.waited_s if started is None else self.waited_s + self._clock() - started
+            taken = self.taken + 1
+        except MemoryError:
+            return
+        self.taken, self.waited_s = taken, waited_s
 
     def is_free_within(self, within_s: float) -> bool:
         if not self._lock.acquire(timeout=within_s):
             return False
         self._lock.release()
         return True
+
+
+class _Released:
+    """Releases a lock, which the caller holds, until the end of the context. Takes no memory, so that the caller always
+    gets the lock back."""
+
+    def __init__(self, lock: _MeasuredLock) -> None:
+        self._lock = lock
+
+    def get(self) -> _Released:
+        return self
+
+    def __enter__(self) -> None:
+        self._lock.__exit__(None, None, None)
+        try:
+            # The lock is not fair: without a moment in which this thread does nothing, it would get the lock again.
+            time.sleep(MOMENT_S)
+        except BaseException:
+            self._lock.__enter__()
+            raise
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._lock.__enter__()
 
 
 class _Waiting:

@@ -268,5 +268,6 @@ def limits_of(options: Config, namespace: str) -> dict[str, Any]:
         "max_reasons_bytes": bounds.max_reasons_bytes,
         "max_pins_bytes": bounds.max_pins_bytes,
         "max_lease_s": options.max_lease_s,
+        "secret": secrets.randbits(64),
         **({"process_bytes": SHARD_BYTES} if namespace else {}),
     }

@@ -17,8 +17,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -41,9 +43,8 @@ from acker_service.http.probes import Probes
 from acker_service.http.server import HttpServer, Page
 from acker_service.namespaces import Namespaces
 from acker_service.ports import StartError, address, check_host, port_error
-from acker_service.process import logs
 from acker_service.process.heap import Heap
-from acker_service.process.logs import Log, RateLimit
+from acker_service.process.logs import LineLimit, Log, RateLimit
 from acker_service.process.replies import Replies
 from acker_service.process.signals import Signals
 from acker_service.process.ticker import Ticker
@@ -55,9 +56,14 @@ from acker_service.zookeeper.cluster_config import RegistryError
 from acker_service.zookeeper.nodes import ZooKeeper
 from acker_service.zookeeper.registry import Registry
 
+if TYPE_CHECKING:
+    from acker_service.access.own_access import OwnAccess
+
 TICK_S = 0.05
 # How often the server checks whether freed memory should be returned to the system.
 TRIM_S = 5.0
+# How long a stop lets gRPC send the last replies.
+SENDING_S = 0.2
 STOP_POLL_S = 0.02
 
 # The interpreter switches threads after this time, so that the reply to a watch does not wait for a long decoding.
@@ -87,8 +93,9 @@ class Server:
         ``on_drained``: called once when a drain is over, from a thread that :meth:`stop` waits for. ``left_out``:
         returns how many log lines were left out. Raises :class:`StartError` and :class:`StateError`.
         """
-        self._options = options
         check_host(options.host)
+        self._own, self._options = _own_access(options)
+        options = self._options
         self._hurried = threading.Event()
         self._workers: dict[str, Workers] = {}
         self._http: HttpServer | None = None
@@ -147,8 +154,24 @@ class Server:
 
     @property
     def _places(self) -> dict[str, Any]:
-        with_tls = self._certificates is not None
-        return {"address": self.address, "http_address": self.http_address, "tls": with_tls, "version": VERSION}
+        return {
+            "address": self.address,
+            "http_address": self.http_address,
+            "tls": self._certificates is not None,
+            "http_tls": self._http_certificates is not None,
+            "version": VERSION,
+        }
+
+    @property
+    def _advertised(self) -> str:
+        """The address at which clients reach this server."""
+        given = self._options.advertise or self.address
+        return given if not given.endswith(":0") else given[:-1] + self.address.rpartition(":")[2]
+
+    @property
+    def _http_certificates(self) -> Certificates | None:
+        # Nobody but the server's own clients could check a certificate of its own making.
+        return self._certificates if self._own is None else None
 
     def start(self) -> None:
         """Start to answer calls, and publish the ready file. Raises :class:`StartError`; the state is then kept."""
@@ -176,7 +199,15 @@ class Server:
         self._health.set(True)
         stats = self.namespaces.stats
         log.info("ready", **self._places, pid=os.getpid(), pending=stats.pending, sources=stats.sources)
+        self._publish_access()
         self._ready_file.publish()
+
+    def _publish_access(self) -> None:
+        if self._own is not None:
+            try:
+                self._own.publish(self._advertised, self.address, self.http_address)
+            except OSError as error:
+                raise StartError(f"{config.label('own_access')}: {error}") from None
 
     def stop(self, grace_s: float | None = None) -> None:
         """Report NOT_SERVING, let calls under way finish for ``grace_s``, then write the state.
@@ -216,7 +247,7 @@ class Server:
         incarnation = self.shard.incarnation
         if self._registry is not None:
             return ViewReply(incarnation, *self._registry.view())
-        member = Member(self._options.id or 0, self.shard.generation, self._options.advertise or self.address)
+        member = Member(self._options.id or 0, self.shard.generation, self._advertised)
         state = MemberState.DRAINING if self.namespaces.is_draining else MemberState.ACTIVE
         return ViewReply(incarnation, 0, (ListedMember(member, state),))
 
@@ -239,6 +270,11 @@ class Server:
         # Does not wait for streams of health checks, since these never end by themselves.
         while self.servicer.calls_under_way and time.monotonic() < until and not self._hurried.wait(STOP_POLL_S):
             pass
+        # A call is over before gRPC has sent its reply.
+        sending_s = min(SENDING_S, until - time.monotonic())
+        if sending_s > 0 and not self._hurried.is_set():
+            with contextlib.suppress(RuntimeError):
+                self._grpc.stop(sending_s).wait()
         self._grpc.stop(None).wait()
 
     def _close_all(self) -> None:
@@ -271,10 +307,10 @@ class Server:
         budget_s = 0.0 if options.advertise_unchecked else ADVERTISED_S
         try:
             own = None if self._certificates is None else own_credentials(self._certificates)
-            advertised.check(options.advertise, self.shard.incarnation, greeting, budget_s, own)
+            advertised.check(self._advertised, self.shard.incarnation, greeting, budget_s, own)
         except advertised.Misdirected as trouble:
             if options.advertise_unchecked and not trouble.is_another:
-                log.warning("advertise_unreachable", address=options.advertise, reason=str(trouble))
+                log.warning("advertise_unreachable", address=self._advertised, reason=str(trouble))
                 return
             unchecked = f", or add {config.flag('advertise_unchecked')} if only this machine does not reach it there"
             raise StartError(
@@ -286,7 +322,7 @@ class Server:
         options = self._options
         if options.zookeeper is None:
             return None
-        host, _, port = (options.advertise or self.address).rpartition(":")
+        host, _, port = self._advertised.rpartition(":")
         shard = self.shard
         server = members.Registered(options.id or 0, host, int(port), VERSION, shard.generation, shard.incarnation)
         zookeeper = ZooKeeper(
@@ -375,7 +411,8 @@ class Server:
             return None
         pages = {"/metrics": self._metrics_page, "/livez": self._probes.livez, "/readyz": self._probes.readyz}
         try:
-            return HttpServer(self._options.host, port, pages, certificates=self._certificates, access=self._access)
+            access = self._access if self._own is None else None
+            return HttpServer(self._options.host, port, pages, certificates=self._http_certificates, access=access)
         except OSError:
             raise port_error("http_port", self._options.host, port) from None
 
@@ -419,13 +456,13 @@ class Server:
         return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()
 
 
-def run(options: Config, signals: Signals) -> int:
+def run(options: Config, signals: Signals, lines: LineLimit) -> int:
     """Serve until SIGTERM, SIGINT or the end of a drain. Returns the exit status: 0, or 1 if the state was not written.
+    ``lines``: the limit of the log's lines.
 
     A second signal only ends the grace period; the state is still written. Raises :class:`StartError` or
     :class:`StateError` if the server cannot start.
     """
-    lines = logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
     # Before the state is read: a stop must not need a thread.
@@ -442,12 +479,29 @@ def run(options: Config, signals: Signals) -> int:
     stopping.set_result(server)
     try:
         server.stop()
-    except StateError as error:
-        log.error("state_lost", error=str(error))  # noqa: TRY400  # no traceback, since a full disk is not a bug
+    except (StateError, MemoryError) as error:
+        # No traceback, since neither a full disk nor a lack of memory is a bug.
+        log.error("state_lost", error=str(error) or "no memory")  # noqa: TRY400
         return 1
     finally:
         signals.ignore()
     return 0
+
+
+def _own_access(options: Config) -> tuple[OwnAccess | None, Config]:
+    """Return the server's own access if it is to have one, and the options with its files. Raises
+    :class:`StartError`."""
+    if options.own_access is None:
+        return None, options
+    # Not at the top: few servers need it, and it takes long to import.
+    from acker_service.access import own_access
+
+    hosts = {options.host, (options.advertise or "").rpartition(":")[0]} - config.EVERYWHERE - {""}
+    try:
+        own = own_access.prepare(Path(options.own_access), [host.strip("[]") for host in hosts])
+    except OSError as error:
+        raise StartError(f"{config.label('own_access')}: {error}") from None
+    return own, replace(options, own_access=None, tls_cert=own.certificate, tls_key=own.key, tokens=own.tokens)
 
 
 def _hurry_on_signal(signals: Signals, stopping: Future[Server]) -> None:

@@ -18,19 +18,6 @@ from acker_testing import standstill
 START_S = 60.0
 PAUSE_S = 0.02
 
-# The standard input ends when the parent process closes the other end, or dies in any way.
-_PROGRAM = """
-import os, signal, sys, threading
-
-def end_with_parent():
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-threading.Thread(target=end_with_parent, daemon=True).start()
-from acker_service.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 class Child:
     """A running server: ``address`` is "127.0.0.1:port" once ``await_ready`` has returned."""
@@ -51,7 +38,7 @@ class Child:
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, "serve", *(defaults | given).values()],
+                [sys.executable, "-m", "acker_service", "serve", "--until-stdin-ends", *(defaults | given).values()],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -153,7 +153,7 @@ class LocalTransport:
             arrived = wire.decode(Apply, wire.encode(message))
         except wire.Malformed as error:
             raise Rejected(f"the local server answered INVALID_ARGUMENT: {error}") from None
-        return self.server.ask(lambda shard, now: shard.apply(arrived, now))
+        return self.server.ask(lambda shard, now: shard.apply(shard.prepared(arrived), now))
 
     def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply:
         return self.server.ask(lambda shard, now: shard.open_batch(request, now))
@@ -182,8 +182,8 @@ class LocalTransport:
     def drain(self, timeout_s: float) -> DrainReply:
         return self.server.ask(lambda shard, now: shard.drain())
 
-    def pins(self, session: int, timeout_s: float) -> PinsReply:
-        return self.server.ask(lambda shard, now: shard.pins(Pins(session)))
+    def pins(self, request: Pins, timeout_s: float) -> PinsReply:
+        return self.server.ask(lambda shard, now: shard.pins(request))
 
     def close(self) -> None:
         """Do nothing: there is no connection."""

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry, Summary
-from acker_client.source.engine.dead_lettering import TRACEBACK
+from acker_client.source.records.reasons import split_reason
 from acker_client.spark.driver.session import SERVERS, check_session, local_session
 from acker_protocol.messages import Verdict
 from acker_testing.child import Child, python_path
@@ -169,7 +169,7 @@ class _Seen(Listener):
 
     def _reason(self, why: Failures, k: int) -> str:
         """Return the reason without its traceback, and without the folder, whose name differs in each run."""
-        return why.reason(k).partition(TRACEBACK)[0].replace(self._folder, "")
+        return split_reason(why.reason(k))[0].replace(self._folder, "")
 
 
 def _lines(records: Sequence[Record], schema: Any) -> list[str]:

@@ -27,7 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -401,7 +400,7 @@ def measure_attack(name: str, phases: Phases, flags: tuple[str, ...] = ()) -> Fi
         honest, probing = Honest(ready["address"]), Probing(ready["http_address"])
         began_s = time.monotonic() + 1.0
         time.sleep(1.0 + phases.quiet_s)
-        before_mb, written = _status_mb(process.pid, "VmRSS"), os.path.getsize(log.name)
+        before_mb, written = machine.status_mb(process.pid, "VmRSS"), os.path.getsize(log.name)
         attacked_s = time.monotonic()
         ours.send("begin")
         time.sleep(phases.attack_s)
@@ -411,7 +410,7 @@ def measure_attack(name: str, phases: Phases, flags: tuple[str, ...] = ()) -> Fi
         attacker.kill()
         attacker.join()
         time.sleep(phases.after_s)
-        peak_mb, after_mb = _status_mb(process.pid, "VmHWM"), _status_mb(process.pid, "VmRSS")
+        peak_mb, after_mb = machine.status_mb(process.pid, "VmHWM"), machine.status_mb(process.pid, "VmRSS")
         has_crashed = process.poll() is not None
         honest.stop()
         probing.stop()
@@ -430,15 +429,6 @@ def measure_attack(name: str, phases: Phases, flags: tuple[str, ...] = ()) -> Fi
         answers,
         has_crashed,
     )
-
-
-def _status_mb(pid: int, field: str) -> float:
-    """Return a figure of /proc/PID/status in MB; 0 if the process has ended."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024 / 1e6
-    return 0.0
 
 
 def _times(calls: list[Call]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -21,6 +22,15 @@ def describe() -> dict[str, str | int | float]:
         "python": sys.version.split()[0],
     }
     return described | {name: _version(name) for name in PACKAGES}
+
+
+def status_mb(pid: int, field: str) -> float:
+    """Return a figure of /proc/PID/status in MB; 0 if the process has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return 0.0
 
 
 def _processor() -> str:

@@ -1,6 +1,6 @@
 """Run: runs every benchmark in a process of its own, one after the other. Makes one JSON file and one table.
 
-    python -m benchmarks.run [--quick] [--storm] [--kafka] [--attacks] [--only PART ...]
+    python -m benchmarks.run [--quick] [--storm] [--kafka] [--attacks] [--fleet] [--only PART ...]
 
 Writes .build/bench.json and prints the table: what was measured, on which machine, and which targets are met. A part
 that fails is named, the others go on, and the exit status is 1. Targets that are not met do not fail the run.
@@ -33,7 +33,7 @@ class Benchmark:
 
 
 # Benchmarks that fetch much from Maven Central, or that measure no speed.
-ON_REQUEST = (Benchmark("kafka"), Benchmark("storm"), Benchmark("attacks"))
+ON_REQUEST = (Benchmark("kafka"), Benchmark("storm"), Benchmark("attacks"), Benchmark("fleet"))
 PARTS = (
     Benchmark("ledger", ("--pending", "10000", "100000")),
     Benchmark("service"),
@@ -42,6 +42,7 @@ PARTS = (
     Benchmark("placement"),
     Benchmark("spark"),
     Benchmark("frame"),
+    Benchmark("first"),
 )
 ALL = (*PARTS, *ON_REQUEST)
 
@@ -74,6 +75,7 @@ def main() -> int:
     parser.add_argument("--storm", action="store_true", help="Apache Storm too, from Maven Central")
     parser.add_argument("--kafka", action="store_true", help="Apache Kafka too, from Maven Central")
     parser.add_argument("--attacks", action="store_true", help="a server under attack too; some six minutes")
+    parser.add_argument("--fleet", action="store_true", help="a model of ten thousand executors too; some minutes")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in ALL])
     options = parser.parse_args()
     wanted = options.only or [part.name for part in ALL if part in PARTS or vars(options)[part.name]]

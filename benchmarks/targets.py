@@ -199,6 +199,30 @@ TARGETS: tuple[Target, ...] = (
         )
         for kind in ("arrow", "rows")
     ),
+    *(
+        Target(
+            "first",
+            f"first program, {cores} core{'s' * (cores > 1)}, {what}",
+            at("first", f"cores_{cores}", key),
+            bound,
+            "x",
+        )
+        for cores in (1, 2)
+        for what, key, bound in (
+            ("over mapInPandas", "tracked_500k_over_pandas", 1.0),
+            ("over the RDD job", "tracked_500k_over_rdd", 2.5),
+            ("batches of 125 k over 500 k", "tracked_125k_over_500k", 0.9),
+            ("two batches of 125 k at once, over 500 k", "tracked_125k_at_once_over_500k", 0.9),
+        )
+    ),
+    Target(
+        "first",
+        "a million lines read and acked, 2 cores",
+        at("first", "cores_2", "tracked_read_s"),
+        0.7,
+        "s",
+        at_most=True,
+    ),
     Target("kafka", "words job over untracked, same reader", at("kafka", "tracked_over_untracked"), 0.8, "x"),
     Target("kafka", "likewise, untracked and fused by hand", at("kafka", "tracked_over_hand_fused"), 0.8, "x"),
     Target(

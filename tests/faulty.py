@@ -47,8 +47,8 @@ class FaultyTransport:
     def drain(self, timeout_s: float) -> Any:
         return self._call(lambda: self._inner.drain(timeout_s))
 
-    def pins(self, session: int, timeout_s: float) -> Any:
-        return self._call(lambda: self._inner.pins(session, timeout_s))
+    def pins(self, request: Any, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.pins(request, timeout_s))
 
     def close(self) -> None:
         self._inner.close()

@@ -20,6 +20,8 @@ from acker_service.core.ledger import Numbering
 
 # Ticks wrap around after 72 h, so a limit of 24 h leaves a wide margin.
 LIMIT_MAX_MS = TIMEOUT_MAX_S * 1000
+# The most numbers of a batch, so that one pass over a map (33 MB) takes less than 10 ms.
+NUMBERS_MAX = 1 << 28
 NO_MAP: Column = np.empty(0, np.uint64)
 # One bit per slot.
 ALL_SLOTS: Column = np.full(16, np.iinfo(np.uint64).max, np.uint64)
@@ -105,8 +107,10 @@ class BatchState:
 
     def extend(self, slots: Column, fresh: FreshRoots) -> None:
         """Add ``slots``, a bit map with the roots ``fresh``. Numbers of these roots are no longer covered."""
-        np.bitwise_and(self.covered, fresh.others, out=self.covered)
-        self.slots, self.roots = _shared(self.slots | slots), self.roots + fresh.count
+        both, roots = _shared(self.slots | slots), self.roots + fresh.count
+        # If the rest fails, these numbers count as unread until the slots are added again.
+        kernels.uncover(self.covered, fresh.others)
+        self.slots, self.roots = both, roots
 
     def foreign_slot(self, asked: Column) -> int | None:
         """Return one of the slots ``asked`` (uint64[16], a bit map) that is not on this server; None if all are."""
@@ -120,19 +124,16 @@ class BatchState:
         initialised."""
         kernels.cover(self.covered, np.ascontiguousarray(ascending(ranges)).reshape(-1))
 
-    def take_unread(self) -> Column:
-        """Return the next root ids in this server's slots whose numbers were neither covered nor initialised.
-
-        Counts them as initialised. Call it until `words_reported` is the length of the maps; a result may be empty.
+    def find_unread(self, roots: Column) -> tuple[int, int]:
+        """Write the next root ids in this server's slots whose numbers were neither covered nor initialised into
+        ``roots``, UNREAD_ROOTS at most. Returns their number, which may be 0, and the next value of `words_reported`.
         """
-        unread, counters = np.empty(UNREAD_ROOTS, np.uint64), np.zeros(kernels.COUNTERS, np.int64)
-        self.words_reported = kernels.find_unread(
-            self.seen, self.covered, self.words_reported, UNREAD_WORDS, self.first, self.up_to, self.slots, unread,
-            counters,
+        counters = np.zeros(kernels.COUNTERS, np.int64)
+        words = kernels.find_unread(
+            self.seen, self.covered, self.words_reported, UNREAD_WORDS, self.first, self.up_to, self.slots,
+            roots[:UNREAD_ROOTS], counters,
         )  # fmt: skip
-        count = int(counters[kernels.OUTCOMES])
-        self.inits += count
-        return unread[:count]
+        return int(counters[kernels.OUTCOMES]), int(words)
 
     def settle(self, settlement: Settlement) -> None:
         """Stop taking inits and ranges. The batch keeps its maps until its unread roots are reported."""
@@ -195,7 +196,9 @@ class Indexes:
 
     def __init__(self) -> None:
         self._batches: dict[int, BatchState] = {}
+        # The first ``_count`` of these are free. The last of them is the next one.
         self._free = list(range(kernels.INDEXES - 1, 0, -1))
+        self._count = len(self._free)
 
     def __getitem__(self, index: int) -> BatchState:
         return self._batches[index]
@@ -209,24 +212,34 @@ class Indexes:
 
     @property
     def is_full(self) -> bool:
-        return not self._free
+        return not self._count
 
-    def allocate(self) -> int:
-        return self._free.pop()
+    @property
+    def next_free(self) -> int:
+        """The index for the next batch."""
+        return self._free[self._count - 1]
 
     def claim(self, batch: BatchState) -> None:
-        """Register a batch under its index, allocated or restored. Raises ValueError if another batch has the index."""
+        """Register a batch under its index: `next_free`, or a restored one. Raises ValueError if another batch has the
+        index."""
         if not 0 < batch.index < kernels.INDEXES or batch.index in self._batches:
             raise ValueError("two batches have the same index, or an index is out of range")
+        count = self._count - (self._count > 0 and batch.index == self.next_free)
         self._batches[batch.index] = batch
+        self._count = count
 
     def rebuild_free(self) -> None:
         """Find the free indexes after restored batches were claimed."""
-        self._free = [index for index in range(kernels.INDEXES - 1, 0, -1) if index not in self._batches]
+        free = [index for index in range(kernels.INDEXES - 1, 0, -1) if index not in self._batches]
+        self._count = len(free)
+        self._free = free + [0] * (kernels.INDEXES - 1 - self._count)
 
     def free_index(self, batch: BatchState) -> None:
+        count = self._count + 1
+        # Nothing below can fail.
+        self._free[self._count] = batch.index
         del self._batches[batch.index]
-        self._free.append(batch.index)
+        self._count = count
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ class Dedupe:
         return 0
 
     def record_applied(self, identity: Identity, digest: int, applied: int, now: float) -> None:
-        """Remember that the sections of the slots ``applied`` (1024 bits) were applied."""
+        """Remember that the sections of the slots ``applied`` (1024 bits) were applied. May be called again if it
+        fails."""
         known = self._touch_sequence(identity, digest, now) if identity.sequenced else self._touch(identity, digest)
         known.applied |= applied
         known.touched = now
@@ -108,7 +109,7 @@ class Dedupe:
         for _ in range(FORGOTTEN_MAX):
             if _oldest(self._contents) >= contents_before:
                 break
-            self._contents.popitem(last=False)
+            del self._contents[next(iter(self._contents))]
         for _ in range(FORGOTTEN_MAX):
             if _oldest(self._sessions) >= sessions_before:
                 break
@@ -116,16 +117,21 @@ class Dedupe:
 
     def _drop_oldest(self) -> None:
         if _oldest(self._contents) <= _oldest(self._sessions):
-            self._contents.popitem(last=False)
-            self.dropped += 1
+            dropped, key = self.dropped + 1, next(iter(self._contents))
+            del self._contents[key]
         else:
-            before = self.sequences
-            self._drop_session()
-            self.dropped += before - self.sequences
+            dropped = self.dropped + self._drop_session()
+        self.dropped = dropped
 
-    def _drop_session(self) -> None:
-        _, session = self._sessions.popitem(last=False)
-        self.sequences -= len(session.by_sequence)
+    def _drop_session(self) -> int:
+        """Forget the session that was not used for longest. Returns how many sequences it had."""
+        key = next(iter(self._sessions))
+        dropped = len(self._sessions[key].by_sequence)
+        sequences = self.sequences - dropped
+        # Nothing below can fail.
+        del self._sessions[key]
+        self.sequences = sequences
+        return dropped
 
     def _find_sections(self, identity: Identity) -> AppliedSections | None:
         if not identity.sequenced:
@@ -152,20 +158,20 @@ class Dedupe:
         if identity.low > session.highest:
             self._move_window(session, identity.low)
         if identity.low not in session.by_sequence:
-            session.by_sequence[identity.low] = AppliedSections(digest)
-            self.sequences += 1
+            known, sequences = AppliedSections(digest), self.sequences + 1
+            session.by_sequence[identity.low] = known
+            self.sequences = sequences
         return session.by_sequence[identity.low]
 
     def _move_window(self, session: Session, highest: int) -> None:
-        before = len(session.by_sequence)
-        if highest - session.highest >= self.window:
-            session.by_sequence.clear()
-        for sequence in range(
-            session.highest - self.window + 1, min(highest, session.highest + self.window) - self.window + 1
-        ):
-            session.by_sequence.pop(sequence, None)
-        self.sequences -= before - len(session.by_sequence)
-        session.highest = highest
+        first, known = session.highest - self.window + 1, session.by_sequence
+        passed = range(first, min(highest, session.highest + self.window) - self.window + 1)
+        dropped = [sequence for sequence in passed if sequence in known]
+        sequences, each = self.sequences - len(dropped), iter(dropped)
+        # Nothing below can fail.
+        for sequence in each:
+            del known[sequence]
+        self.sequences, session.highest = sequences, highest
 
     # -- state
 

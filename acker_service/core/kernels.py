@@ -1,19 +1,24 @@
 """Kernels: the ledger's inner loops, compiled by numba. They release the GIL and are cached on disk.
 
 Decides the layout of a cell and how a sub-table is probed. ``applying`` decides which messages may be applied, and
-``ledger`` allocates and grows tables. A kernel that runs out of room stops and returns the section where it stopped.
+``ledger`` allocates and grows tables. A section is applied as a whole: where the room is not enough for all of its
+entries, a kernel stops before that section and returns it.
 
 A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)``, which can be inverted; key 0 marks an empty
-cell. There is one *sub-table* per slot. Larger keys have later home cells, so a report, whose entries ascend by key,
-reads memory forward. Probing is linear. Deletion shifts later entries back, so no markers of deleted entries remain.
+cell. There is one *sub-table* per slot. Probing is linear. Deletion shifts later entries back, so no markers of deleted
+entries remain. The home cell of a key depends on a *salt* that callers do not know. Otherwise a caller could choose
+root ids with the same home, and each probe would pass all of them.
 
 Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused, start tick (23), progress tick (23).
 Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
 
-The *directory* is int64[1024, COLUMNS], a row per slot: address of the cells, capacity, count, tick at which the next
-entry of the sub-table may expire, and the largest count in the present window of time (``ledger.WINDOW_FITS``). Eight
-columns make a row one cache line.
-``ledger.Ledger`` keeps the arrays behind the addresses alive.
+The *directory* is int64[2048, COLUMNS], a row per slot: address of the cells, capacity, count, tick at which the next
+entry of the sub-table may expire, the largest count in the present window of time (``ledger.WINDOW_FITS``), and the
+salt. Eight columns make a row one cache line. ``ledger.Ledger`` keeps the arrays behind the addresses alive.
+
+A large sub-table is replaced step by step. Meanwhile row 1024 + slot is its *old table*, and MOVING is 1 in the slot's
+row. The cells of the old table below its FRONT are empty. Before a section is applied, its entries are moved to the new
+table, with some others (MOVED_AN_ENTRY), so everything else looks for them only there. Sweeps go through all rows.
 """
 
 # numba reads these signatures; mypy cannot.
@@ -29,7 +34,7 @@ from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from acker_protocol.ids import MULTIPLIER_1, MULTIPLIER_2
+from acker_protocol.ids import MULTIPLIER_1, MULTIPLIER_2, SLOTS
 from acker_protocol.messages import ACK, FAIL, RESET, Cause, Verdict
 
 CELL_BYTES = 24
@@ -46,17 +51,32 @@ LOAD_FULL = 92
 LOAD_MAX_LONG, LOAD_MAX_SHORT, LONG = 74, 87, 512
 
 # Columns of the directory.
-ADDRESS, CAPACITY, COUNT, DUE, PEAK = range(5)
+ADDRESS, CAPACITY, COUNT, DUE, PEAK, SALT, MOVING = range(7)
+# An old table has this in the column of PEAK.
+FRONT = PEAK
 COLUMNS = 8
+ROWS = 2 * SLOTS
 
-# Positions in the int64 array of counters that kernels write.
-OUTCOMES, VARIETY, CREATED, FINISHED, ORPHANS, KNOWN, CONFLICTS, DROPPED, TOMBSTONES, FAILS, APPLIED, RESUME, FULL = (
-    range(13)
-)
-COUNTERS = 16
+# Positions in the int64 array of counters that kernels add to. ORPHANS is the change of their number. DROPPED are
+# updates without room, ROOTS_DROPPED pending roots without an outcome. SECTION is the section where a kernel stopped.
+(
+    OUTCOMES, VARIETY, CREATED, KNOWN, CONFLICTS, APPLIED, ORPHANS, ORPHANS_EXPIRED, DROPPED, ROOTS_DROPPED, TOMBSTONES,
+    FAILS, FULL, SECTION, MISSING, SURPLUS, CELLS,
+) = range(17)  # fmt: skip
+COUNTERS = 17
+
+# Positions in the int64 array of the place where a sweep goes on.
+ROW, CELL, SOONEST = range(3)
+
+# How many cells of an old table are emptied for each entry of a section. A new table has room for all entries that come
+# until the old one is empty (`ledger._room_for`).
+MOVED_AN_ENTRY = 4
+# An entry that moves while its sub-table is checked in several calls may be missed. The next check comes after as many
+# ticks at most.
+RECHECK_TICKS = TICKS_A_SECOND
 
 # Results of `check`.
-FINE, UNSORTED, ZERO, BEYOND = range(4)
+FINE, UNSORTED, ZERO, BEYOND, TOO_LONG = range(5)
 
 # What `end_roots` does with the roots of a batch index.
 KEEP, FINISH, ABANDON, DROP = range(4)
@@ -93,7 +113,7 @@ _I1, _I2 = np.uint64(pow(MULTIPLIER_1, -1, 1 << 64)), np.uint64(pow(MULTIPLIER_2
 _ACK, _FAIL, _RESET = np.uint8(ACK), np.uint8(FAIL), np.uint8(RESET)
 _ACKED, _FAILED_VERDICT = np.uint64(Verdict.ACKED), np.uint64(Verdict.FAILED)
 _TIMED_OUT, _LOST = np.uint64(Verdict.TIMED_OUT), np.uint64(Verdict.LOST)
-_ROOT_CONFLICT = np.uint64(BY_ROOT_CONFLICT)
+_ROOT_CONFLICT, _LOST_REASON = np.uint64(BY_ROOT_CONFLICT), np.uint64(BY_LOST_REASON)
 
 # How many entries ahead cells are prefetched into the cache.
 _AHEAD = 12
@@ -149,15 +169,15 @@ def _unmix(value):
 
 
 @njit(nogil=True)
-def _home(key, capacity):
-    """Return the home cell of a key: the 32 bits below the slot's ten bits, scaled to the capacity."""
-    return np.int64((((key << _U10) >> _U32) * np.uint64(capacity)) >> _U32)
+def _home(key, capacity, salt):
+    """Return the home cell of a key: 32 bits that depend on the whole key and on the salt, scaled to the capacity."""
+    return np.int64((((key * salt) >> _U32) * np.uint64(capacity)) >> _U32)
 
 
 @njit(nogil=True)
-def _find_cell(cells, capacity, key):
+def _find_cell(cells, capacity, salt, key):
     """Return the index of the key's cell, or of the empty cell where it belongs."""
-    cell = _home(key, capacity)
+    cell = _home(key, capacity, salt)
     while True:
         found = cells[3 * cell]
         if found == key or found == _ZERO:  # noqa: SIM109  a tuple would be slower here
@@ -168,7 +188,7 @@ def _find_cell(cells, capacity, key):
 
 
 @njit(nogil=True)
-def _erase(cells, capacity, hole):
+def _erase(cells, capacity, salt, hole):
     """Empty a cell, and shift back the cells behind it that can move nearer to their home."""
     cell = hole
     while True:
@@ -178,7 +198,7 @@ def _erase(cells, capacity, hole):
         key = cells[3 * cell]
         if key == _ZERO:
             break
-        home = _home(key, capacity)
+        home = _home(key, capacity, salt)
         # The cell may move into the hole unless its home lies, cyclically, behind the hole.
         if (hole < cell and (home <= hole or home > cell)) or (hole > cell and home <= hole and home > cell):
             cells[3 * hole] = key
@@ -194,10 +214,14 @@ def _cells(directory, slot):
 
 
 @njit(nogil=True)
-def _fetch(directory, key):
+def _salt(directory, row):
+    return np.uint64(directory[row, SALT])
+
+
+@njit(nogil=True)
+def _fetch(directory, row, key):
     """Start loading the cells around a key's home."""
-    slot = np.int64(key >> _U54)
-    line = directory[slot, ADDRESS] + CELL_BYTES * _home(key, directory[slot, CAPACITY])
+    line = directory[row, ADDRESS] + CELL_BYTES * _home(key, directory[row, CAPACITY], _salt(directory, row))
     _prefetch(line)
     _prefetch(line + 64)
 
@@ -215,21 +239,22 @@ def _write_outcome(out_roots, out_info, counters, key, index, verdict, reason):
 
 @njit(
     types.int64(
-        _U64S_IN, _U64S, _I32S, _U16S, _U64S, types.uint64, types.uint64, types.boolean, _I64S,
+        _U64S_IN, _U64S, _I32S, _U16S, _U64S, types.uint64, types.uint64, types.boolean, types.int64, _I64S,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
-def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):
+def check(roots, keys, starts, slots, bits, first, up_to, numbered, longest, sections):
     """Check a whole report before any entry is applied, and find its sections.
 
     Writes ``keys[:n]`` (mix64 of the roots), ``starts[:k + 1]`` (where sections start, and n), ``slots[:k]``,
     ``bits`` (uint64[16]: the slots as a map) and ``sections[0] = k``. If ``numbered``, each root must have a
-    number (its distance from ``first``) of 0 to ``up_to - 1``. Returns FINE, UNSORTED, ZERO or BEYOND.
+    number (its distance from ``first``) of 0 to ``up_to - 1``. A section has at most ``longest`` roots. Returns FINE,
+    UNSORTED, ZERO, BEYOND or TOO_LONG.
     """
     bits[:] = _ZERO
     sections[0] = 0
-    n, k, last = len(roots), 0, _ZERO
+    n, k, last, begin = len(roots), 0, _ZERO, 0
     slot = np.int64(-1)
     for i in range(n):
         root = roots[i]
@@ -241,6 +266,9 @@ def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):
         if numbered and _unmix(root) - first >= up_to:
             return BEYOND
         if np.int64(key >> _U54) != slot:
+            if i - begin > longest:
+                return TOO_LONG
+            begin = i
             slot = np.int64(key >> _U54)
             slots[k] = slot
             starts[k] = i
@@ -248,7 +276,7 @@ def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):
             k += 1
     starts[k] = n
     sections[0] = k
-    return FINE
+    return TOO_LONG if n - begin > longest else FINE
 
 
 @njit(nogil=True)
@@ -257,9 +285,86 @@ def _is_fresh(fresh, slot):
 
 
 @njit(nogil=True)
-def _is_full(count, capacity):
-    """Must the sub-table grow before it takes another entry? Some cells stay empty, so that every probe ends soon."""
-    return 100 * (count + 1) > LOAD_FULL * capacity
+def _note_due(directory, row, tick):
+    """Note that an entry of the sub-table may expire at ``tick``."""
+    if tick < directory[row, DUE]:
+        directory[row, DUE] = tick
+
+
+@njit(nogil=True)
+def _move_cell(old, cell, cells, capacity, salt):
+    """Copy an entry of an old table into the new one, which does not have it."""
+    to = _find_cell(cells, capacity, salt, old[3 * cell])
+    for part in range(3):
+        cells[3 * to + part] = old[3 * cell + part]
+
+
+@njit(nogil=True)
+def _move_front(directory, slot, budget):
+    """Empty about ``budget`` cells of the slot's old table, from its FRONT on. Stops only at an empty cell, so that no
+    probe of the rest ends too early."""
+    row = slot + SLOTS
+    old, most, front = _cells(directory, row), directory[row, CAPACITY], directory[row, FRONT]
+    cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
+    moved, stop = 0, front + budget
+    while front < most and (front < stop or old[3 * front] != _ZERO):
+        if old[3 * front] != _ZERO:
+            _move_cell(old, front, cells, capacity, salt)
+            old[3 * front] = _ZERO
+            moved += 1
+        front += 1
+    directory[row, FRONT] = front
+    directory[row, COUNT] -= moved
+    directory[slot, COUNT] += moved
+    _note_due(directory, slot, directory[row, DUE])
+
+
+@njit(nogil=True)
+def _move_section(directory, slot, keys, begin, end):
+    """Move the entries of a section from the slot's old table to the new one, and some others."""
+    row = slot + SLOTS
+    old, most, old_salt = _cells(directory, row), directory[row, CAPACITY], _salt(directory, row)
+    cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
+    moved = 0
+    for i in range(begin, end):
+        if i + _AHEAD < end:
+            _fetch(directory, row, keys[i + _AHEAD])
+        cell = _find_cell(old, most, old_salt, keys[i])
+        if old[3 * cell] != _ZERO:
+            _move_cell(old, cell, cells, capacity, salt)
+            _erase(old, most, old_salt, cell)
+            moved += 1
+    directory[row, COUNT] -= moved
+    directory[slot, COUNT] += moved
+    _move_front(directory, slot, MOVED_AN_ENTRY * (end - begin))
+
+
+@njit(nogil=True)
+def _taken(directory, slot):
+    """Return how many cells of a sub-table are taken, or will be when its old table is empty."""
+    taken = directory[slot, COUNT]
+    return taken + directory[slot + SLOTS, COUNT] if directory[slot, MOVING] != 0 else taken
+
+
+@njit(nogil=True)
+def _is_roomy(directory, slot, entries):
+    """Whether the sub-table surely has room for a section. Some cells stay empty, so that every probe ends soon."""
+    return 100 * (_taken(directory, slot) + entries) <= LOAD_FULL * directory[slot, CAPACITY]
+
+
+@njit(nogil=True)
+def _lacks_room(directory, slot, keys, begin, end, counters):
+    """Whether the sub-table must grow before it takes a section. If so, ``counters[MISSING]`` is how many entries are
+    to come at most."""
+    taken = _taken(directory, slot)
+    cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
+    missing = 0
+    for i in range(begin, end):
+        if i + _AHEAD < end:
+            _fetch(directory, slot, keys[i + _AHEAD])
+        missing += cells[3 * _find_cell(cells, capacity, salt, keys[i])] == _ZERO
+    counters[MISSING] = missing
+    return 100 * (taken + missing) > LOAD_FULL * capacity
 
 
 @njit(nogil=True)
@@ -274,36 +379,32 @@ def _store_count(directory, slot, count, counters):
 
 
 @njit(nogil=True)
-def _note_due(directory, slot, tick):
-    """Note that an entry of the sub-table may expire at ``tick``."""
-    if tick < directory[slot, DUE]:
-        directory[slot, DUE] = tick
-
-
-@njit(nogil=True)
 def _stamps(tick):
     now = np.uint64(tick) & _TICK_MASK
     return (now << _START_SHIFT) | (now << _PROGRESS_SHIFT)
 
 
 @njit(
-    types.int64(
+    types.void(
         _U64S_IN, _U64S_IN, _I32S, _U16S, _U64S_IN, types.int64, types.int64, _DIRECTORY, _I64S, types.uint64,
-        types.boolean, types.int64, _U64S, types.uint64, types.int64, _U64S, _U64S, _I64S,
+        types.boolean, types.int64, _U64S, types.uint64, types.int64, _I64S, _U64S, _U64S, _I64S,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
 def apply_inits(
     keys, vals, starts, slots, fresh, section, sections, directory, pending, index,
-    held, lifetime, seen, first, tick, out_roots, out_info, counters,
+    held, lifetime, seen, first, tick, uses, out_roots, out_info, counters,
 ):  # fmt: skip
     """Apply the inits of sections ``section`` to ``sections - 1`` whose slots are in ``fresh``, for batch index
     ``index``.
 
-    ``seen``: bit map (uint64) of the batch's numbers that were initialised before; empty for the open stream. If a root
-    is pending in another batch, the init ends the root in both batches, so an entry may have two outcomes. Returns
-    ``sections``, or the section whose sub-table must grow first. The next call then starts with that section.
+    ``seen``: bit map (uint64) of the batch's numbers that were initialised before; empty for the open stream. ``uses``:
+    how many tombstones have each reason (int64). If a root is pending in another batch, the init ends the root in both
+    batches, so an entry may have two outcomes. ``counters[SECTION]`` is ``sections`` at the end, or the section whose
+    sub-table must grow first, by ``counters[MISSING]`` entries. The next call then starts with that section.
+
+    ``pending`` counts a root from its init until its outcome is in an outbox, so kernels with outcomes do not lower it.
     """
     stamps = _stamps(tick)
     meta = index | _INIT | (_HELD if held else _ZERO) | stamps
@@ -311,19 +412,24 @@ def apply_inits(
         slot = np.int64(slots[at])
         if not _is_fresh(fresh, slot):
             continue
-        begin, end = max(np.int64(starts[at]), counters[RESUME]), np.int64(starts[at + 1])
-        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
+        begin, end = np.int64(starts[at]), np.int64(starts[at + 1])
+        if directory[slot, MOVING] != 0:
+            _move_section(directory, slot, keys, begin, end)
+        if not _is_roomy(directory, slot, end - begin) and _lacks_room(directory, slot, keys, begin, end, counters):
+            counters[SECTION] = at
+            return
+        cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
         count = directory[slot, COUNT]
         for i in range(begin, end):
             if i + _AHEAD < len(keys):
-                _fetch(directory, keys[i + _AHEAD])
+                _fetch(directory, np.int64(keys[i + _AHEAD] >> _U54), keys[i + _AHEAD])
             key = keys[i]
             if len(seen):
                 number = _unmix(_unmix(key)) - first
                 if (seen[number >> _U6] >> (number & _U63)) & _ONE != _ZERO:
                     counters[KNOWN] += 1
                     continue
-            cell = _find_cell(cells, capacity, key)
+            cell = _find_cell(cells, capacity, salt, key)
             val, old = vals[i], _ZERO
             if cells[3 * cell] != _ZERO:
                 old = cells[3 * cell + 2]
@@ -336,22 +442,21 @@ def apply_inits(
                         seen[number >> _U6] |= _ONE << (number & _U63)
                     counters[CREATED] += 1
                     counters[CONFLICTS] += 1
+                    pending[index] += 1
                     _write_outcome(out_roots, out_info, counters, key, owner, _LOST, _ROOT_CONFLICT)
                     _write_outcome(out_roots, out_info, counters, key, index, _LOST, _ROOT_CONFLICT)
-                    pending[owner] -= 1
-                    _erase(cells, capacity, cell)
+                    _erase(cells, capacity, salt, cell)
                     count -= 1
                     continue
                 counters[ORPHANS] -= 1
-            elif _is_full(count, capacity):
-                directory[slot, COUNT], counters[RESUME] = count, i
-                return at
             if len(seen):
                 seen[number >> _U6] |= _ONE << (number & _U63)
             counters[CREATED] += 1
+            pending[index] += 1
             if old & _FAILED != _ZERO:
+                uses[cells[3 * cell + 1]] -= 1
                 _write_outcome(out_roots, out_info, counters, key, index, _FAILED_VERDICT, cells[3 * cell + 1])
-                _erase(cells, capacity, cell)
+                _erase(cells, capacity, salt, cell)
                 count -= 1
                 continue
             if cells[3 * cell] != _ZERO:
@@ -359,7 +464,7 @@ def apply_inits(
             if val == _ZERO and not held:
                 _write_outcome(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
                 if cells[3 * cell] != _ZERO:
-                    _erase(cells, capacity, cell)
+                    _erase(cells, capacity, salt, cell)
                     count -= 1
                 continue
             if cells[3 * cell] == _ZERO:
@@ -367,65 +472,78 @@ def apply_inits(
                 count += 1
             cells[3 * cell + 1] = val
             cells[3 * cell + 2] = meta
-            pending[index] += 1
         _store_count(directory, slot, count, counters)
         _note_due(directory, slot, tick + lifetime)
-        counters[APPLIED] += end - starts[at]
-    return sections
+        counters[APPLIED] += end - begin
+    counters[SECTION] = sections
 
 
 @njit(
-    types.int64(
-        _U64S_IN, _U64S_IN, _U8S_IN, _U32S_IN, _I32S, _U16S, _U64S_IN, types.int64, types.int64, _DIRECTORY, _I64S,
-        types.int64, types.int64, types.int64, _U64S, _U64S, _I32S, _I64S,
+    types.void(
+        _U64S_IN, _U64S_IN, _U8S_IN, _U32S_IN, _I32S, _U16S, _U64S_IN, types.int64, types.int64, _DIRECTORY,
+        types.int64, types.int64, types.int64, types.int64, _I64S, _U64S, _U64S, _I32S, _I32S, _I64S,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
 def apply_updates(
-    keys, vals, kinds, reasons, starts, slots, fresh, section, sections, directory, pending,
-    lifetime, orphan_room, tick, out_roots, out_info, tombstones, counters,
+    keys, vals, kinds, reasons, starts, slots, fresh, section, sections, directory, large, lifetime,
+    orphan_room, tick, uses, out_roots, out_info, tombstones, surplus, counters,
 ):  # fmt: skip
     """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` whose slots are in ``fresh``.
 
     ``kinds`` empty: all ACK. The reason of an outcome is the entry's value in ``reasons``, plus one. At most
     ``orphan_room`` orphans are created in all, which live for ``lifetime`` ticks. ``tombstones`` gets the
-    position in the report of each new tombstone. The tombstone's ack val is the entry's value in ``reasons``, until
-    `set_reasons` replaces it with the id of the reason. Returns ``sections``, or the section whose sub-table must grow
-    first.
+    position in the report of each new tombstone. The tombstone's ack val is BY_LOST_REASON, until `set_reasons`
+    replaces it with the id of its reason. ``uses``: as in `apply_inits`.
+
+    If orphans of a section find no room, ``surplus`` gets their positions in the report, ``counters[SURPLUS]`` in all.
+    The sub-table must then grow, and `place_surplus` must follow. ``counters[SECTION]`` is the next section. A
+    sub-table with more than ``large`` cells must grow before, as for `apply_inits`.
     """
     stamps = _stamps(tick)
     progress = (np.uint64(tick) & _TICK_MASK) << _PROGRESS_SHIFT
     for at in range(section, sections):
         slot = np.int64(slots[at])
-        begin, end = max(np.int64(starts[at]), counters[RESUME]), np.int64(starts[at + 1])
+        begin, end = np.int64(starts[at]), np.int64(starts[at + 1])
         if not _is_fresh(fresh, slot):
             for i in range(begin, end if len(kinds) else begin):
                 counters[FAILS] += kinds[i] & _FAIL != 0
             continue
-        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
+        if directory[slot, CAPACITY] > large:
+            if directory[slot, MOVING] != 0:
+                _move_section(directory, slot, keys, begin, end)
+            if not _is_roomy(directory, slot, end - begin) and _lacks_room(directory, slot, keys, begin, end, counters):
+                counters[SECTION] = at
+                return
+        elif directory[slot, MOVING] != 0:
+            _move_section(directory, slot, keys, begin, end)
+        cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
         count = directory[slot, COUNT]
+        # One cell stays empty, so that every probe ends.
+        most = capacity - 1 - (_taken(directory, slot) - count)
         kind, reason = _ACK, _ZERO
         for i in range(begin, end):
             if i + _AHEAD < len(keys):
-                _fetch(directory, keys[i + _AHEAD])
+                _fetch(directory, np.int64(keys[i + _AHEAD] >> _U54), keys[i + _AHEAD])
             key = keys[i]
             if len(kinds):
                 kind = kinds[i]
                 if kind & _FAIL != 0:
                     reason = np.uint64(reasons[counters[FAILS]])
                     counters[FAILS] += 1
-            cell = _find_cell(cells, capacity, key)
+            cell = _find_cell(cells, capacity, salt, key)
             if cells[3 * cell] == _ZERO:
                 if kind & (_ACK | _FAIL) == 0:
                     continue
                 if counters[ORPHANS] >= orphan_room:
                     counters[DROPPED] += 1
                     continue
-                if _is_full(count, capacity):
-                    directory[slot, COUNT], counters[RESUME] = count, i
-                    counters[FAILS] -= kind & _FAIL != 0
-                    return at
+                if count >= most:
+                    surplus[counters[SURPLUS]] = i
+                    counters[SURPLUS] += 1
+                    counters[ORPHANS] += 1
+                    continue
                 _note_due(directory, slot, tick + lifetime)
                 cells[3 * cell] = key
                 cells[3 * cell + 1] = _ZERO
@@ -440,10 +558,8 @@ def apply_updates(
                     _note_due(directory, slot, tick)
                 val ^= vals[i]
                 if val == _ZERO and meta & (_INIT | _HELD) == _INIT and kind & _FAIL == 0:
-                    index = meta & _INDEX_MASK
-                    _write_outcome(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
-                    pending[index] -= 1
-                    _erase(cells, capacity, cell)
+                    _write_outcome(out_roots, out_info, counters, key, meta & _INDEX_MASK, _ACKED, _ZERO)
+                    _erase(cells, capacity, salt, cell)
                     count -= 1
                     continue
                 cells[3 * cell + 1] = val
@@ -452,12 +568,12 @@ def apply_updates(
                 if meta & _INIT != _ZERO:
                     index = meta & _INDEX_MASK
                     _write_outcome(out_roots, out_info, counters, key, index, _FAILED_VERDICT, reason + _ONE)
-                    pending[index] -= 1
-                    _erase(cells, capacity, cell)
+                    _erase(cells, capacity, salt, cell)
                     count -= 1
                     continue
                 if meta & _FAILED == _ZERO:
-                    cells[3 * cell + 1] = reason
+                    cells[3 * cell + 1] = _LOST_REASON
+                    uses[BY_LOST_REASON] += 1
                     meta = (meta & _NOT_PROGRESS) | progress | _FAILED
                     tombstones[counters[TOMBSTONES]] = i
                     counters[TOMBSTONES] += 1
@@ -465,20 +581,74 @@ def apply_updates(
                 meta = (meta & _NOT_PROGRESS & _NOT_START) | stamps
             cells[3 * cell + 2] = meta
         _store_count(directory, slot, count, counters)
-        counters[APPLIED] += end - starts[at]
-    return sections
+        counters[APPLIED] += end - begin
+        if counters[SURPLUS] != 0:
+            counters[SECTION] = at + 1
+            return
+    counters[SECTION] = sections
 
 
-@njit(types.void(_U64S_IN, types.int64, _U64S, types.int64), nogil=True, cache=True)
-def copy_entries(cells, capacity, wider, room):
-    """Copy all entries of a sub-table into ``wider``, which has ``room`` empty cells, more than there are entries."""
-    for cell in range(capacity):
-        key = cells[3 * cell]
-        if key != _ZERO:
-            to = _find_cell(wider, room, key)
-            wider[3 * to] = key
-            wider[3 * to + 1] = cells[3 * cell + 1]
-            wider[3 * to + 2] = cells[3 * cell + 2]
+@njit(
+    types.void(_U64S_IN, _U64S_IN, _U8S_IN, _I32S, _DIRECTORY, types.int64, types.int64, _I64S, _I32S, _I64S),
+    nogil=True,
+    cache=True,
+)
+def place_surplus(keys, vals, kinds, surplus, directory, lifetime, tick, uses, tombstones, counters):
+    """Create the orphans of the ``surplus`` of `apply_updates`, for which the sub-table has room now."""
+    for n in range(counters[SURPLUS]):
+        i = surplus[n]
+        slot = np.int64(keys[i] >> _U54)
+        cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
+        cell = _find_cell(cells, capacity, salt, keys[i])
+        kind = kinds[i] if len(kinds) else _ACK
+        is_failed = kind & _FAIL != 0
+        cells[3 * cell] = keys[i]
+        cells[3 * cell + 1] = _LOST_REASON if is_failed else vals[i]
+        cells[3 * cell + 2] = _stamps(tick) | (_FAILED if is_failed else _ZERO)
+        if is_failed:
+            uses[BY_LOST_REASON] += 1
+            tombstones[counters[TOMBSTONES]] = i
+            counters[TOMBSTONES] += 1
+        _note_due(directory, slot, tick + lifetime)
+        _store_count(directory, slot, directory[slot, COUNT] + 1, counters)
+    counters[SURPLUS] = 0
+
+
+@njit(types.void(_DIRECTORY, types.int64, _U64S, types.int64), nogil=True, cache=True)
+def replace_table(directory, slot, table, address):
+    """Copy all entries of a sub-table into ``table``, which has empty cells, more than there are entries, and lies at
+    ``address``. Then put it in place of the sub-table."""
+    cells, salt = _cells(directory, slot), _salt(directory, slot)
+    room = len(table) // 3
+    for cell in range(directory[slot, CAPACITY]):
+        if cells[3 * cell] != _ZERO:
+            _move_cell(cells, cell, table, room, salt)
+    directory[slot, ADDRESS], directory[slot, CAPACITY] = address, room
+
+
+@njit(types.void(_DIRECTORY, types.int64, _U64S, types.int64), nogil=True, cache=True)
+def begin_move(directory, slot, table, address):
+    """Make the sub-table of a slot the old table, and ``table``, which is empty and lies at ``address``, the new
+    one."""
+    row = slot + SLOTS
+    directory[row] = directory[slot]
+    directory[row, FRONT] = 0
+    directory[slot, ADDRESS], directory[slot, CAPACITY] = address, len(table) // 3
+    directory[slot, COUNT], directory[slot, MOVING] = 0, 1
+
+
+@njit(types.int64(_DIRECTORY, types.int64, types.int64), nogil=True, cache=True)
+def go_on_moving(directory, slot, budget):
+    """Empty about ``budget`` cells of the old table of a slot. Ends the move if it was the last. Returns how many cells
+    it has passed."""
+    row = slot + SLOTS
+    before = directory[row, FRONT]
+    _move_front(directory, slot, budget)
+    passed = directory[row, FRONT] - before
+    if directory[row, FRONT] >= directory[row, CAPACITY]:
+        directory[slot, MOVING] = directory[row, CAPACITY] = 0
+        directory[row, DUE] = NEVER
+    return passed
 
 
 @njit(nogil=True)
@@ -504,73 +674,76 @@ def _overdue(val, meta, tick, limits, orphan_ticks):
 
 
 @njit(
-    types.int64(
-        types.int64, types.int64, types.int64, _DIRECTORY, _LIMITS, _I64S, types.int64, types.int64, _U64S, _U64S,
-        _I64S,
+    types.void(
+        _I64S, types.int64, types.int64, _DIRECTORY, _LIMITS, types.int64, types.int64, _I64S, _U64S, _U64S, _I64S,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
-def expire(
-    slot, slots, budget, directory, limits, pending, orphan_ticks, tick, out_roots, out_info, counters,
-):  # fmt: skip
-    """Expire the due entries of the next ``slots`` slots, cyclically from ``slot``. Checks about ``budget`` cells.
+def expire(place, rows, budget, directory, limits, orphan_ticks, tick, uses, out_roots, out_info, counters):
+    """Expire the due entries of the next ``rows`` sub-tables, cyclically from ``place`` on. Looks at ``budget`` cells.
 
-    ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips slots in
-    which nothing can be due, and stops before a slot whose outcomes might not fit. Returns the number of slots done.
+    ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips sub-tables
+    in which nothing can be due. May stop in the middle of a sub-table. ``counters[SECTION]`` is the number of
+    sub-tables done.
     """
-    for walked in range(slots):
-        at = (slot + walked) % len(directory)
-        if directory[at, DUE] > tick:
-            continue
-        if budget <= 0 or counters[OUTCOMES] + directory[at, COUNT] > len(out_roots):
-            return walked
-        cells, capacity = _cells(directory, at), directory[at, CAPACITY]
-        budget -= capacity
-        counters[APPLIED] += capacity
-        soonest, cell = np.int64(NEVER), 0
-        while cell < capacity:
-            key = cells[3 * cell]
-            if key == _ZERO:
-                cell += 1
-                continue
-            meta = cells[3 * cell + 2]
-            left, reason = _overdue(cells[3 * cell + 1], meta, tick, limits, orphan_ticks)
-            if left > 0:
-                soonest = min(soonest, left)
-                cell += 1
-                continue
-            if meta & _INIT == _ZERO:
-                counters[ORPHANS] -= 1
-            else:
-                index = meta & _INDEX_MASK
-                _write_outcome(out_roots, out_info, counters, key, index, _TIMED_OUT, np.uint64(reason))
-                pending[index] -= 1
-            _erase(cells, capacity, cell)
-            directory[at, COUNT] -= 1
-        directory[at, DUE] = tick + soonest
-    return slots
+    for walked in range(rows):
+        at, cell = place[ROW], place[CELL]
+        is_resumed = cell > 0
+        if is_resumed or directory[at, DUE] <= tick:
+            soonest = place[SOONEST] if is_resumed else np.int64(NEVER)
+            cells, capacity, salt = _cells(directory, at), directory[at, CAPACITY], _salt(directory, at)
+            while cell < capacity:
+                if budget <= 0 or counters[OUTCOMES] == len(out_roots):
+                    place[CELL], place[SOONEST], counters[SECTION] = cell, soonest, walked
+                    return
+                budget -= 1
+                counters[CELLS] += 1
+                key = cells[3 * cell]
+                if key == _ZERO:
+                    cell += 1
+                    continue
+                meta = cells[3 * cell + 2]
+                left, reason = _overdue(cells[3 * cell + 1], meta, tick, limits, orphan_ticks)
+                if left > 0:
+                    soonest = min(soonest, left)
+                    cell += 1
+                    continue
+                if meta & _INIT == _ZERO:
+                    counters[ORPHANS] -= 1
+                    counters[ORPHANS_EXPIRED] += 1
+                    if meta & _FAILED != _ZERO:
+                        uses[cells[3 * cell + 1]] -= 1
+                else:
+                    index = meta & _INDEX_MASK
+                    _write_outcome(out_roots, out_info, counters, key, index, _TIMED_OUT, np.uint64(reason))
+                _erase(cells, capacity, salt, cell)
+                directory[at, COUNT] -= 1
+            directory[at, DUE] = tick + (min(soonest, RECHECK_TICKS) if is_resumed else soonest)
+        place[ROW], place[CELL] = (at + 1) % len(directory), 0
+    counters[SECTION] = rows
 
 
 @njit(
-    types.int64(types.int64, types.int64, types.int64, _DIRECTORY, _U8S_IN, _I64S, _U64S, _U64S, _I64S),
+    types.void(_I64S, types.int64, _DIRECTORY, _U8S_IN, _I64S, _U64S, _U64S, _I64S),
     nogil=True,
     cache=True,
 )
-def end_roots(slot, cell, budget, directory, actions, pending, out_roots, out_info, counters):
-    """End roots of each batch index according to ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP), in about
+def end_roots(place, budget, directory, actions, pending, out_roots, out_info, counters):
+    """End roots of each batch index according to ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP). Looks at
     ``budget`` cells.
 
-    Walks cyclically from ``cell`` of ``slot``, over each sub-table at most once. Returns the slot where it stopped;
-    ``counters[RESUME]`` is the cell. May stop in the middle of a sub-table, whose cells may then move before the next
-    call. So a whole round may miss a root: the caller goes on until ``pending`` says that none is left.
+    Walks cyclically from ``place`` on, over each sub-table at most once. May stop in the middle of a sub-table, whose
+    cells may then move before the next call. So a whole round may miss a root: the caller goes on until ``pending``
+    says that none is left.
     """
     for _ in range(len(directory)):
-        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
+        slot, cell = place[ROW], place[CELL]
+        cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
         while cell < capacity:
             if budget <= 0 or counters[OUTCOMES] == len(out_roots):
-                counters[RESUME] = cell
-                return slot
+                place[CELL] = cell
+                return
             budget -= 1
             meta = cells[3 * cell + 2]
             index = meta & _INDEX_MASK
@@ -580,38 +753,30 @@ def end_roots(slot, cell, budget, directory, actions, pending, out_roots, out_in
             key = cells[3 * cell]
             if actions[index] == ABANDON:
                 _write_outcome(out_roots, out_info, counters, key, index, _LOST, np.uint64(BY_ABANDONED))
-            elif actions[index] == FINISH and cells[3 * cell + 1] == _ZERO:
+            elif actions[index] == DROP:
+                pending[index] -= 1
+                counters[ROOTS_DROPPED] += 1
+            elif cells[3 * cell + 1] == _ZERO:
                 _write_outcome(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
-            elif actions[index] == FINISH:
+            else:
                 _write_outcome(out_roots, out_info, counters, key, index, _FAILED_VERDICT, np.uint64(BY_UNFINISHED))
-            pending[index] -= 1
-            counters[FINISHED] += 1
-            _erase(cells, capacity, cell)
+            _erase(cells, capacity, salt, cell)
             directory[slot, COUNT] -= 1
-        slot, cell = (slot + 1) % len(directory), 0
-    counters[RESUME] = 0
-    return slot
+        place[ROW], place[CELL] = (slot + 1) % len(directory), 0
 
 
-@njit(types.void(_U64S_IN, _U64S_IN, _DIRECTORY), nogil=True, cache=True)
-def set_reasons(keys, vals, directory):
-    """Store the reason ids of new tombstones as their ack vals. Skips keys without an entry."""
+@njit(types.void(_U64S_IN, _U64S_IN, _DIRECTORY, _I64S), nogil=True, cache=True)
+def set_reasons(keys, reasons, directory, uses):
+    """Give tombstones the ids of their reasons, instead of BY_LOST_REASON. ``uses``: how many have each reason. Skips
+    keys without a tombstone."""
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
-        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
-        cell = _find_cell(cells, capacity, keys[i])
-        if cells[3 * cell] == keys[i]:
-            cells[3 * cell + 1] = vals[i]
-
-
-@njit(types.void(_DIRECTORY, _U8S), nogil=True, cache=True)
-def mark_reasons(directory, used):
-    """Set ``used[reason id]`` for the reason of every tombstone."""
-    for slot in range(len(directory)):
-        cells = _cells(directory, slot)
-        for cell in range(directory[slot, CAPACITY]):
-            if cells[3 * cell] != _ZERO and cells[3 * cell + 2] & _FAILED != _ZERO:
-                used[cells[3 * cell + 1]] = 1
+        cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
+        cell = _find_cell(cells, capacity, salt, keys[i])
+        if cells[3 * cell] == keys[i] and cells[3 * cell + 2] & _FAILED != _ZERO:
+            uses[cells[3 * cell + 1]] -= 1
+            uses[reasons[i]] += 1
+            cells[3 * cell + 1] = reasons[i]
 
 
 @njit(types.int64(_DIRECTORY, types.int64, _U64S, _U64S, _U64S, _I64S), nogil=True, cache=True)
@@ -639,7 +804,7 @@ def copy_in(directory, tick, keys, vals, flags, ages):
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
         cells = _cells(directory, slot)
-        cell = _find_cell(cells, directory[slot, CAPACITY], keys[i])
+        cell = _find_cell(cells, directory[slot, CAPACITY], _salt(directory, slot), keys[i])
         if cells[3 * cell] != _ZERO:
             return False
         start = np.uint64(tick - ages[2 * i]) & _TICK_MASK
@@ -687,6 +852,15 @@ def cover(bits, bounds):
             else:
                 bits[at >> _U6] |= _ONE << (at & _U63)
                 at += _ONE
+
+
+@njit(types.void(_U64S, _U64S_IN), nogil=True, cache=True)
+def uncover(bits, others):
+    """Clear the numbers in a bit map (uint64) that are not in ``others``, another one. Leaves memory alone in which no
+    number is set."""
+    for n in range(len(bits)):
+        if bits[n] != _ZERO:
+            bits[n] &= others[n]
 
 
 @njit(

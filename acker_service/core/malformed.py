@@ -6,7 +6,7 @@ import numpy as np
 
 from acker_protocol.messages import PINS_MAX_BYTES, Apply, OpenBatch, Watch
 from acker_protocol.reports import malformed
-from acker_service.core.batches import BatchState, are_too_long
+from acker_service.core.batches import NUMBERS_MAX, BatchState, are_too_long
 from acker_service.core.sources import NAME_CHARACTERS
 
 
@@ -29,6 +29,8 @@ def malformed_open_batch(request: OpenBatch) -> str:
         return "number: 0 is the open stream, which is always open; batches are numbered from 1"
     if not request.first or request.first + request.up_to > 1 << 64:
         return "first: must be above 0, and first + up_to must not pass 2**64"
+    if request.up_to > NUMBERS_MAX:
+        return f"up_to: {request.up_to} numbers; a batch has at most {NUMBERS_MAX}: make smaller batches"
     if request.slots and not any(request.slots):
         return "slots: none is set; send OpenBatch only to servers that hold a slot of the batch"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
@@ -42,3 +44,7 @@ def malformed_watch(request: Watch) -> str:
     if len(request.pins) > PINS_MAX_BYTES:
         return f"pins: {len(request.pins)} bytes; at most {PINS_MAX_BYTES} are kept"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
+
+
+def foreign_detail(slot: int) -> str:
+    return f"root_ids: slot {slot} of this batch is not on this server: send it to a server that holds it"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from acker_protocol.messages import Cause, Kinds, Reason
+from acker_protocol.messages import Cause, Reason
 from acker_service.core import kernels
 from acker_service.core.parts import Array, joined_texts, split_texts
 from acker_service.core.room import HeldBytes
@@ -37,6 +37,8 @@ class Reasons:
         self.texts: list[Reason] = [LOST] * kernels.BY_LOST_REASON + [Cause.ROOT_CONFLICT]
         self._ids: dict[str, int] = {}
         self._free = list(range(REASONS_MAX, 0, -1))
+        # The memory of each text, by its id.
+        self._sizes = [0] * (REASONS_MAX + 1)
 
     @property
     def is_full(self) -> bool:
@@ -44,31 +46,35 @@ class Reasons:
         return bool(self._ids) and not (self._free and self._held.fits(HELD_MAX_BYTES))
 
     def id_of(self, text: str) -> int:
-        """Return the id of a text, truncated to REASON_BYTES. Adds a new text. Returns the id of `LOST` if there is no
+        """Return the id of a text of at most REASON_BYTES. Adds a new text. Returns the id of `LOST` if there is no
         room."""
         if not text:
             return 0
-        text = truncated(text)
         known = self._ids.get(text)
         if known is not None:
             return known
-        if not self._free or not self._held.fits(held_bytes(text)):
+        # A text has no more characters than bytes. Most texts that do not fit are not encoded for that.
+        if not self._free or not self._held.fits(len(text)) or not self._held.fits(held_bytes(text)):
             return kernels.BY_LOST_REASON
         reason_id = self._free.pop()
-        self._keep(text, reason_id)
+        try:
+            self._keep(text, reason_id)
+        except MemoryError:
+            self._free.append(reason_id)
+            raise
         return reason_id
 
-    def free_unused(self, used: Kinds) -> None:
-        """Free the ids that no tombstone uses. ``used``: uint8[REASONS_MAX + 2], nonzero at each id in use."""
-        for text, reason_id in list(self._ids.items()):
-            if not used[reason_id]:
-                self._held.bytes -= held_bytes(text)
-                del self._ids[text]
-                self.texts[reason_id - 1] = LOST
-                self._free.append(reason_id)
-
-    def empty_marks(self) -> Kinds:
-        return np.zeros(kernels.BY_LOST_REASON + 1, np.uint8)
+    def free_unused(self, uses: Array) -> None:
+        """Free the ids that no tombstone uses. ``uses``: how many tombstones have each id."""
+        for text, reason_id in [*self._ids.items()]:
+            if uses[reason_id]:
+                continue
+            held_bytes_left = self._held.bytes - self._sizes[reason_id]
+            self._free.append(reason_id)
+            # Nothing below can fail.
+            del self._ids[text]
+            self.texts[reason_id - 1] = LOST
+            self._held.bytes = held_bytes_left
 
     # -- state
 
@@ -85,14 +91,20 @@ class Reasons:
         self._free = sorted(set(range(1, REASONS_MAX + 1)) - set(self._ids.values()), reverse=True)
 
     def _keep(self, text: str, reason_id: int) -> None:
-        self._held.bytes += held_bytes(text)
+        size = held_bytes(text)
+        held = self._held.bytes + size
         self._ids[text] = reason_id
-        self.texts[reason_id - 1] = text
+        # Nothing below can fail.
+        self.texts[reason_id - 1], self._sizes[reason_id] = text, size
+        self._held.bytes = held
 
 
-def held_bytes(text: str) -> int:
-    """Return the memory of a kept text: the string, its UTF-8 that Python keeps once it was sent, and its entry."""
-    return sys.getsizeof(text) + (0 if text.isascii() else len(text.encode()) + 1) + ENTRY_BYTES
+def held_bytes(text: str, size: int | None = None) -> int:
+    """Return the memory of a kept text: the string, its UTF-8 that Python keeps once it was sent, and its entry.
+    ``size``: of the UTF-8, if it is known."""
+    if text.isascii():
+        return sys.getsizeof(text) + ENTRY_BYTES
+    return sys.getsizeof(text) + (len(text.encode()) if size is None else size) + 1 + ENTRY_BYTES
 
 
 def truncated(reason: str) -> str:

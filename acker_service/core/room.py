@@ -1,8 +1,8 @@
 """Room: counts pending roots, reserved roots and unconfirmed outcomes against the limits of the server.
 
-Decides whether more roots fit, both in the server and for one source. Every change of the three counts goes through
-here. Knows neither roots nor sources: the caller says how many a source has. Also counts the bytes that clients make
-the server keep beside the ledger.
+Decides whether more roots fit, both in the server and for one source. Knows neither roots nor sources: the caller says
+how many a source has. Also counts the bytes that clients make the server keep beside the ledger. A count changes
+at the same moment as what it counts (`accounts`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Room:
 
     max_pending: int
     max_per_source: int
-    pending: int = 0  # roots that were initialised and have no outcome
+    pending: int = 0  # roots that were initialised and whose outcome is in no outbox yet
     reserved: int = 0  # roots of open batches that were not initialised yet
     unconfirmed: int = 0  # outcomes that their source has not confirmed
     outcomes: HeldBytes = field(default_factory=HeldBytes)  # the columns of all outboxes
@@ -61,34 +61,3 @@ class Room:
         if of_source + roots > self.max_per_source:
             return f"no room for {roots} more roots of one source: max_pending_per_source is {self.max_per_source}"
         return ""
-
-    def reserve(self, roots: int) -> None:
-        """Count the roots of a batch that was opened."""
-        self.reserved += roots
-
-    def initialise(self, roots: int, *, were_reserved: bool) -> None:
-        """Count roots as pending. ``were_reserved``: they belong to a batch, so their room was reserved before."""
-        self.pending += roots
-        if were_reserved:
-            self.reserved -= roots
-
-    def finish(self, roots: int) -> None:
-        """Count pending roots as unconfirmed outcomes."""
-        self.pending -= roots
-        self.unconfirmed += roots
-
-    def close_batch(self, reserved: int, unread: int) -> None:
-        """Release the room of a settled batch. ``reserved``: how many of its roots were never initialised; ``unread``:
-        how many of these no task has read, so that they ended as LOST."""
-        self.reserved -= reserved
-        self.unconfirmed += unread
-
-    def confirm(self, outcomes: int) -> None:
-        """Release confirmed outcomes."""
-        self.unconfirmed -= outcomes
-
-    def release_all(self, pending: int, reserved: int, unconfirmed: int) -> None:
-        """Release everything of sources that closed or expired."""
-        self.pending -= pending
-        self.reserved -= reserved
-        self.unconfirmed -= unconfirmed

@@ -4,19 +4,20 @@ Decides what each call does: what is refused, and in which order its effects hap
 ``applying`` applies reports, ``state`` keeps the data and routes outcomes, and ``room`` decides what fits.
 
 Not thread-safe: the caller holds one lock. ``now`` is in seconds of a monotonic clock. A call that takes long works in
-steps of some 10 ms; between these, ``unlocked`` lets other calls come (docs/decisions/034).
+steps of some 10 ms; between these, ``unlocked`` lets other calls come (docs/decisions/034). A call that raises
+MemoryError has done nothing, or a part of its work, and may be made again (docs/decisions/041).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from acker_protocol.ids import Column, mix64
+from acker_protocol.ids import Column, mix64, unmix64
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
@@ -31,8 +32,9 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_service.core import kernels
-from acker_service.core.applying import Applying, delay_ms
+from acker_service.core import dumping, kernels, long_messages
+from acker_service.core.accounts import Steps, Uncounted
+from acker_service.core.applying import Applied, Applying, delay_ms
 from acker_service.core.batches import BatchState, FreshRoots, count_roots, least_roots, limit_ticks, slots_of
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.memory import PROCESS_BYTES, Bounds
@@ -41,8 +43,9 @@ from acker_service.core.outbox import Outbox
 from acker_service.core.parts import StatePart
 from acker_service.core.room import BYTES_MAX, HeldBytes, Room
 from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState, pins_bytes
-from acker_service.core.state import State, Steps
+from acker_service.core.state import State
 from acker_service.core.stats import ShardStats, SourceStats
+from acker_service.core.tables import MOVED_MAX, new_table
 
 # How many cells one tick checks for expiry, in some 5 ms: one tick checks 1 M pending roots, eight ticks 10 M.
 EXPIRE_CELLS = 1_800_000
@@ -76,7 +79,7 @@ class Shard:
     ``max_pending_per_source`` bounds the same for one source. Orphans are bounded by half of ``max_pending``.
     ``max_identity_bytes`` bounds the memory of report identities and sequences, ``max_reasons_bytes`` that of the texts
     of fails, and ``max_pins_bytes`` that of the pins of all sources. ``process_bytes``: what is used before any data
-    comes. Times are in seconds.
+    comes. Times are in seconds. ``secret``: a random number that no client knows.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Shard:
         max_pins_bytes: int = BYTES_MAX,
         max_sources: int | None = None,
         max_lease_s: float = 3600.0,
+        secret: int = 0,
         process_bytes: int = PROCESS_BYTES,
     ) -> None:
         self.incarnation, self.version = incarnation, version
@@ -114,6 +118,7 @@ class Shard:
             sequence_window=sequence_window,
             max_identity_bytes=max_identity_bytes,
             max_memory=max_memory,
+            secret=secret,
             process_bytes=process_bytes,
         )
         self._orphans = Orphans(self._state.ledger, orphan_timeout_s)
@@ -134,21 +139,66 @@ class Shard:
 
     # -- apply
 
+    @staticmethod
+    def prepared(message: Apply) -> Apply:
+        """Return the message as `apply` needs it. Needs no lock."""
+        return long_messages.prepared(message)
+
     def apply(self, message: Apply, now: float) -> ApplyReply:
-        """Apply the sections of a message that were not applied before. Errors are statuses, never exceptions."""
-        self._state.advance_time(now)
-        return self._applying.apply(message)
+        """Apply the sections of a message that were not applied before. Errors are statuses. ``message``: as
+        `prepared` returns it."""
+        self._state.begin(now)
+        if long_messages.is_long(message):
+            batch = self._applying.batch_of(message.inits)
+            with self.unlocked():
+                cut = long_messages.cut(message, batch)
+            self._state.recover()
+            if isinstance(cut, str):
+                return self._applying.refuse(Status.INVALID, cut).reply
+            refusal = self._applying.refusal_of(message, cut.sections)
+            return refusal.reply if refusal else self._apply_parts(cut.parts)
+        applied = self._apply_part(message)
+        if applied.is_last or applied.entries == len(message.entries):
+            return applied.reply
+        return self._apply_parts([long_messages.rest_of(message, applied.entries)], applied)
+
+    def _apply_parts(self, parts: list[Apply], *before: Applied) -> ApplyReply:
+        """Apply the parts of a message, and return the answer to it. ``before``: what became of earlier parts.
+
+        Other calls may come between two parts. If a part is refused then, so is the message.
+        """
+        answered = [(applied.reply, applied.sections) for applied in before]
+        while parts:
+            self._pause()
+            self._make_tables()
+            self._state.ledger.tables.go_on_moving(MOVED_MAX // 2)
+            part = parts.pop(0)
+            applied = self._apply_part(part)
+            answered.append((applied.reply, applied.sections))
+            if applied.is_last:
+                break
+            if applied.entries < len(part.entries):
+                parts.insert(0, long_messages.rest_of(part, applied.entries))
+        return long_messages.merged(answered)
+
+    def _apply_part(self, message: Apply) -> Applied:
+        applied = self._applying.apply(message)
+        if applied.outputs is not None:
+            for _ in self._state.pass_on(applied.outputs):
+                self._pause()
+        return applied
 
     # -- batches
 
     def open_batch(self, request: OpenBatch, now: float) -> OpenBatchReply:
         """Open a batch and reserve its room, or add slots to an open batch. The answer to a repeated request is APPLIED
         again."""
-        self._state.advance_time(now)
+        self._state.begin(now)
         reply = self._open_batch(request, None)
         while isinstance(reply, _Uncounted):
             with self.unlocked():
                 roots = count_roots(request, reply.slots, with_others=reply.with_others)
+            self._state.recover()
             # Decides anew, since other calls may have come meanwhile.
             reply = self._open_batch(request, _Counted(reply.slots, roots))
         return reply
@@ -190,8 +240,9 @@ class Shard:
         refusal = self._refuse_roots(source, batch.roots, counted.roots.count)
         if refusal:
             return refusal
+        reserved = self._state.room.reserved + counted.roots.count
         batch.extend(fresh, counted.roots)
-        self._state.room.reserve(counted.roots.count)
+        self._state.room.reserved = reserved
         return self._answer(Status.APPLIED)
 
     def _reserve(
@@ -220,8 +271,7 @@ class Shard:
         refusal = self._refuse_roots(source, 0, roots)
         if refusal:
             return refusal
-        state.add_batch(source, BatchState.of(request, roots, state.indexes.allocate(), state.now))
-        state.room.reserve(roots)
+        state.add_batch(source, BatchState.of(request, roots, state.indexes.next_free, state.now))
         return self._answer(Status.APPLIED)
 
     def _refuse_roots(self, source: SourceState, known: int, fresh: int) -> OpenBatchReply | None:
@@ -249,7 +299,7 @@ class Shard:
         helps to finish that settlement first.
         """
         state = self._state
-        state.advance_time(now)
+        state.begin(now)
         batches: list[BatchState] = []
         for request in requests:
             source = state.sources.get(request.session)
@@ -257,8 +307,8 @@ class Shard:
             if source is None or batch is None or not batch.number or batch.is_settled:
                 continue
             if batch.is_open:
-                batch.settle(request.settlement)
                 source.last_settled = max(source.last_settled, batch.number)
+                batch.settle(request.settlement)
             batches.append(batch)
         self._run_steps(state.settle_batches(batches))
         return [self._settle_reply(request) for request in requests]
@@ -281,7 +331,7 @@ class Shard:
     def watch(self, request: Watch, now: float) -> WatchReply:
         """Open a source or renew its lease, forget confirmed outcomes, and return the next ones. Never waits."""
         state = self._state
-        state.advance_time(now)
+        state.begin(now)
         source = state.sources.get(request.session)
         trouble = malformed_watch(request)
         if trouble:
@@ -307,7 +357,7 @@ class Shard:
             detail = f"confirmed: {request.confirmed} is beyond the last outcome, {last}"
             return self._watch_reply(Status.INVALID, source, detail)
         else:
-            state.room.confirm(source.outbox.confirm(request.confirmed))
+            source.outbox.confirm(request.confirmed)
         lease_ms = self._renew(source, request)
         # A source that is open gets its outcomes even if its pins find no room: they end batches, whose pins then make
         # room. It learns from pins_crc32 that it has to send its pins again, and `_reserve` opens no more batches.
@@ -344,10 +394,16 @@ class Shard:
             source.owner = owner
 
     def pins(self, request: Pins) -> PinsReply:
-        """Return the pins of a source: the bytes from its last Watch that had pins."""
-        source = self._state.sources.get(request.session)
+        """Return the pins of a source: the bytes from its last Watch that had pins. The request names the source by its
+        session, or by one of its roots."""
+        if request.session:
+            source, what = self._state.sources.get(request.session), "no source has this session on this server"
+        else:
+            number = unmix64(request.root_id)
+            source = next((each for each in self._state.sources.values() if each.has_emitted(number)), None)
+            what = "no source has emitted this root on this server"
         if source is None:
-            return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, "no source has this session on this server")
+            return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, what)
         return PinsReply(self.incarnation, Status.APPLIED, "", source.pins)
 
     # -- drain
@@ -381,13 +437,21 @@ class Shard:
     def _register(self, request: Watch) -> SourceState:
         # The reply with is_new may be lost, so every reply carries a generation that names the registration.
         state = self._state
+        # If the rest fails, this number is left out.
         state.registrations += 1
         generation = mix64(state.generation ^ mix64(state.registrations))
+        # Its lease has ended until `_renew`. So a source that is opened in half ends at the next tick.
         source = SourceState(request.source, request.session, 0.0, generation, Outbox(state.room))
-        state.add_source(source)
-        index, now = state.indexes.allocate(), state.now
-        state.add_batch(source, BatchState(request.session, 0, index, now, limits=request.limits, idle_at=now))
-        state.changes.append(SourceChange(Change.OPENED, source.name, source.session))
+        index, now = state.indexes.next_free, state.now
+        stream = BatchState(request.session, 0, index, now, limits=request.limits, idle_at=now)
+        opened = SourceChange(Change.OPENED, source.name, source.session)
+        state.add_batch(source, stream)
+        try:
+            state.add_source(source)
+        except MemoryError:
+            state.drop_batch(stream)
+            raise
+        state.changes.append(opened)
         return source
 
     def _renew(self, source: SourceState, request: Watch) -> int:
@@ -398,9 +462,9 @@ class Shard:
         source.lease_s = lease_ms / 1000
         source.expires = state.now + source.lease_s
         if source.stream.limits != request.limits:
-            source.stream.limits = request.limits
             state.ledger.limits[source.stream.index] = limit_ticks(request.limits)
             state.ledger.recheck_expiry()
+            source.stream.limits = request.limits
         return lease_ms
 
     def _watch_reply(
@@ -414,39 +478,63 @@ class Shard:
     def tick(self, now: float) -> None:
         """Expire leases, pending roots, orphans and identities. Call it every 50 to 100 ms."""
         state = self._state
-        state.advance_time(now)
+        state.begin(now)
+        self._run_steps(state.finish_others())
         expired = [source for source in state.sources.values() if source.expires <= state.now]
         if expired:
             self._run_steps(state.drop_sources(self._still_expired(expired), Change.EXPIRED))
-        orphans = state.ledger.orphans
-        for outcomes in state.ledger.expire(state.tick, self._orphans.ticks, EXPIRE_CELLS):
-            state.counters.orphans_expired += orphans - state.ledger.orphans
-            state.deliver(outcomes, kernels.REASONS)
-            if len(outcomes.roots):
-                self._pause()
-            orphans = state.ledger.orphans
+        self._expire()
         self._orphans.update_pressure()
-        state.ledger.fit()
         self._forget_identities()
         for batch in state.indexes:
             if not state.ledger.pending[batch.index]:
                 batch.idle_at = state.now
+        self._pause()
+        # It is time for this later, if there is no memory now.
+        with suppress(MemoryError):
+            state.ledger.tables.fit()
+            self._make_tables()
 
     def _still_expired(self, sources: Sequence[SourceState]) -> Iterator[SourceState]:
-        """Yield the sources whose lease has not been renewed when their turn comes, and count them."""
+        """Yield the sources whose lease has not been renewed when their turn comes."""
         for source in sources:
             if self._state.sources.get(source.session) is source and source.expires <= self._state.now:
-                self._state.counters.leases_expired += 1
                 yield source
+
+    def _expire(self) -> None:
+        """Expire pending roots and orphans: all sub-tables once, if EXPIRE_CELLS are enough."""
+        state = self._state
+        rows, cells = kernels.ROWS, EXPIRE_CELLS
+        while rows and cells > 0:
+            outputs = state.ledger.free_outputs()
+            state.accounts.begin(Uncounted(outputs))
+            state.ledger.expire(state.tick, self._orphans.ticks, rows, cells, outputs)
+            state.accounts.finish()
+            counted = state.ledger.counters
+            rows, cells = rows - int(counted[kernels.SECTION]), cells - int(counted[kernels.CELLS])
+            if not outputs.is_empty:
+                self._run_steps(state.pass_on(outputs))
+                self._pause()
 
     def _run_steps(self, steps: Steps) -> None:
         for _ in steps:
             self._pause()
 
+    def _make_tables(self) -> None:
+        """Get the memory that large sub-tables want, while other calls work."""
+        tables = self._state.ledger.tables
+        for slot, cells in list(tables.wanted.items()):
+            with self.unlocked():
+                table = new_table(cells)
+            self._state.recover()
+            tables.replace_large(slot, table)
+
     def _pause(self) -> None:
         """Let other calls use the shard."""
         with self.unlocked():
             pass
+        # One of them may have had no memory.
+        self._state.recover()
 
     def _forget_identities(self) -> None:
         state = self._state
@@ -505,8 +593,8 @@ class Shard:
 
     def dump(self, now: float) -> Iterator[StatePart]:
         """Yield the whole state part by part, for `restore`. Until the last part, call no other method."""
-        self._state.advance_time(now)
-        return self._state.dump()
+        self._state.begin(now)
+        return dumping.dump(self._state)
 
     @classmethod
     def restore(cls, parts: Iterable[StatePart], *, incarnation: int, now: float, **limits: Any) -> Shard:
@@ -515,6 +603,6 @@ class Shard:
         Raises ValueError, with the reason, if the state is incomplete.
         """
         shard = cls(incarnation=incarnation, generation=0, **limits)
-        shard._state.advance_time(now)
-        shard._state.load(parts)
+        shard._state.begin(now)
+        dumping.load(shard._state, parts)
         return shard

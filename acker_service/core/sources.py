@@ -64,6 +64,8 @@ class SourceState:
     with the open stream as 0. A closed batch stays while it has pending roots. ``generation``: token of this
     registration; it changes when the session registers again. ``watched_at``: when its last Watch came. ``pins``: the
     pins of the last Watch that had any. ``owner``: the only caller that may use the session; "" for everybody.
+    ``emitted``: the numbers of all its batches that are not held, from the first one up to the end of the last one,
+    (0, 0) before the first.
     """
 
     name: str
@@ -79,6 +81,7 @@ class SourceState:
     pins: bytes = b""
     pins_crc32: int = 0
     owner: str = ""
+    emitted: tuple[int, int] = (0, 0)
 
     @property
     def stream(self) -> BatchState:
@@ -91,13 +94,27 @@ class SourceState:
 
     def keep_pins(self, pins: bytes) -> None:
         """Keep ``pins`` instead of the earlier ones."""
-        self.pins, self.pins_crc32 = pins, zlib.crc32(pins)
+        pins_crc32 = zlib.crc32(pins)
+        self.pins, self.pins_crc32 = pins, pins_crc32
+
+    def emitted_with(self, batch: BatchState) -> tuple[int, int]:
+        """Return the numbers ``emitted`` with those of a batch that is not held."""
+        first, stop = batch.first, batch.first + batch.up_to
+        known = self.emitted if any(self.emitted) else (first, stop)
+        return min(known[0], first), max(known[1], stop)
+
+    def has_emitted(self, number: int) -> bool:
+        """Whether the source may have emitted the root with this number."""
+        return self.emitted[0] <= number < self.emitted[1]
 
     def remember_settled(self, number: int, settled: SettleAnswer) -> None:
+        is_full = len(self.settled) >= SETTLED_MAX and number not in self.settled
+        oldest, last_settled = next(iter(self.settled), 0), max(self.last_settled, number)
         self.settled[number] = settled
-        self.last_settled = max(self.last_settled, number)
-        if len(self.settled) > SETTLED_MAX:
-            self.settled.popitem(last=False)
+        # Nothing below can fail.
+        if is_full:
+            del self.settled[oldest]
+        self.last_settled = last_settled
 
     # -- state
 
@@ -115,6 +132,7 @@ class SourceState:
             "pieces": self.outbox.pieces,
             "pins_bytes": len(self.pins),
             "last_settled": self.last_settled,
+            "emitted": list(self.emitted),
             "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in self.settled.items()],
             "batches": [batch.dump(now) for batch in self.batches.values()],
         }
@@ -130,6 +148,8 @@ class SourceState:
         source.owner = sys.intern(content.get("owner", ""))
         source.watched_at = now - content.get("silent_s", 0.0)
         source.keep_pins(pins)
+        first, stop = content.get("emitted", (0, 0))
+        source.emitted = first, stop
         for number, settlement, cursor, roots in content["settled"]:
             source.settled[number] = SettleAnswer(Settlement(settlement), cursor, roots)
         return source

@@ -32,21 +32,6 @@ class Counters:
     leases_expired: int = 0
     roots_dropped: int = 0  # pending roots of sources that closed or expired
 
-    def count(self, verdicts: Kinds | int, roots: int) -> None:
-        """Count ``roots`` outcomes. ``verdicts``: uint8[roots], or one verdict for all."""
-        if isinstance(verdicts, np.ndarray):
-            counts = np.bincount(verdicts, minlength=len(Verdict) + 1).tolist()
-            self._add_verdicts(*counts[1:])
-        else:
-            self._add_verdicts(*(roots * (verdict == verdicts) for verdict in Verdict))
-
-    def _add_verdicts(self, acked: int, failed: int, timed_out: int, lost: int) -> None:
-        """Add to the four counters. The parameters are in the order of ``Verdict``, which starts at 1."""
-        self.acked += acked
-        self.failed += failed
-        self.timed_out += timed_out
-        self.lost += lost
-
     @classmethod
     def load(cls, counted: Mapping[str, int]) -> Counters:
         """Restore dumped counters. A counter that the dump lacks is newer than the dump, and starts at 0."""
@@ -102,6 +87,15 @@ class ShardStats(Counters):
         """Return the sums over shards."""
         rows = [astuple(stats) for stats in every]
         return cls(*map(sum, zip(*rows, strict=True)))
+
+
+def tally(verdicts: Kinds | int, roots: int) -> list[int]:
+    """Return how many of ``roots`` outcomes were acked, failed, timed out, and lost. ``verdicts``: uint8[roots] or
+    more, or one verdict for all."""
+    if isinstance(verdicts, np.ndarray):
+        counts: list[int] = np.bincount(verdicts[:roots], minlength=len(Verdict) + 1).tolist()
+        return counts[1:]
+    return [roots * (verdict == verdicts) for verdict in Verdict]
 
 
 @dataclass(frozen=True, slots=True)

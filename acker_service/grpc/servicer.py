@@ -44,6 +44,7 @@ from acker_protocol.version import VERSION
 from acker_service.access.access import Access
 from acker_service.access.roles import AccessDenied
 from acker_service.core.applying import RETRY_DELAY_MS
+from acker_service.grpc import raw_message
 from acker_service.grpc.admission import Admission, Admitted, host_of
 from acker_service.locked_shard import OnEnd, Paused
 from acker_service.namespaces import OVERLOADED, Namespaces
@@ -219,8 +220,9 @@ class Servicer:
                 refused = _refusal(name, error)
                 code = refused.code
                 answered = code.name
+            finally:
+                self._under_way.discard(context)
             self._observe(name, code.name, answered, perf_counter() - started)
-            self._under_way.discard(context)
             if refused is not None:
                 if name == "Hello":
                     self._log_greeting(context.peer(), refused)
@@ -237,6 +239,7 @@ class Servicer:
             return self._call(name, call, content, caller, context)
 
     def _call(self, name: str, call: _Call, content: bytes, caller: Admitted, context: grpc.ServicerContext) -> Answer:
+        raw_message.check(name, content)
         connection = context.peer()
         # Reports have few threads already.
         turn = self._replies.turn(connection, is_large=name in LARGE_REPLIES)
@@ -289,8 +292,8 @@ def connection_of(*arguments: Any) -> str | None:
 
 
 def _refusal(name: str, error: Exception) -> CallRefused:
-    """Return the answer to a call that raised ``error``. Anything but CallRefused, AccessDenied or Malformed is a bug.
-    It is logged, and the caller gets the name of its type."""
+    """Return the answer to a call that raised ``error``. Anything but CallRefused, AccessDenied, Malformed or
+    MemoryError is a bug. It is logged, and the caller gets the name of its type."""
     if isinstance(error, CallRefused):
         return error
     if isinstance(error, AccessDenied):
@@ -298,5 +301,8 @@ def _refusal(name: str, error: Exception) -> CallRefused:
         return CallRefused(code, str(error))
     if isinstance(error, wire.Malformed):
         return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {error}")
+    if isinstance(error, MemoryError):
+        # The call has done nothing or a part of its work, and the same call does the rest.
+        return CallRefused(grpc.StatusCode.UNAVAILABLE, f"{name}: the server has no memory for it now; send it again")
     log.exception("call_failed", call=name)  # noqa: LOG004  # its caller is handling the error
     return CallRefused(grpc.StatusCode.INTERNAL, f"{name}: a bug in the server ({type(error).__name__}); see its log")

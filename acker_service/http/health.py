@@ -51,7 +51,7 @@ def _from_file(path: Path) -> tuple[_Place, _Place | None, bool]:
     try:
         fields = json.loads(path.read_text())
         http = _parse_address(fields["http_address"]) if fields["http_address"] else None
-        return _parse_address(fields["address"]), http, bool(fields["tls"])
+        return _parse_address(fields["address"]), http, bool(fields["http_tls"])
     except OSError as error:
         raise NotReady(f"--ready-file {path}: no server has written it yet ({error})") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -87,7 +87,7 @@ OF_NAMESPACES = (
     ("acker_namespace_memory_bytes", "Memory of a namespace's data, as the server counts it."),
     ("acker_namespace_memory_limit_bytes", "Memory that a namespace may use."),
     ("acker_namespace_sources", "Sources of a namespace whose lease runs."),
-    ("acker_namespace_connections", "Connections with a call in the last 30 s, of callers with a name."),
+    ("acker_namespace_connections", "Connections with a call in the last 10 s, of callers with a name."),
 )
 METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats", "View", "Drain", "Pins")
 DONE = (Status.APPLIED.name, Status.DUPLICATE.name)
@@ -97,6 +97,7 @@ REFUSALS = (
     "INVALID_ARGUMENT",
     "FAILED_PRECONDITION",
     "INTERNAL",
+    "UNAVAILABLE",
 )
 
 

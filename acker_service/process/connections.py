@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
-# A driver always has a call under way, and an executor reports every few seconds.
-IDLE_S = 30.0
+# A driver always has a call under way. The client closes other connections after this time, and the next one counts as
+# another connection.
+IDLE_S = 10.0
 
 
 class Connections:

@@ -7,7 +7,8 @@ uses it.
 from __future__ import annotations
 
 from acker_client import errors
-from acker_client.client import AckerClient, Anchor
+from acker_client.anchor import UNANCHORED, Anchor
+from acker_client.client import AckerClient
 from acker_client.cluster.watched import WatchResult
 from acker_client.errors import (
     AckerError,
@@ -18,6 +19,7 @@ from acker_client.errors import (
     UnknownBatch,
     UnknownSource,
 )
+from acker_client.open_source import MessageOutcome, OpenSource
 from acker_client.rpc.delivery import ReportResult
 from acker_client.settings import Settings, Tls
 from acker_protocol.messages import (
@@ -35,6 +37,9 @@ __all__ = [
     "AckerClient",
     "AckerError",
     "Anchor",
+    "UNANCHORED",
+    "OpenSource",
+    "MessageOutcome",
     "Cause",
     "Closed",
     "Entries",

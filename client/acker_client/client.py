@@ -13,13 +13,16 @@ import os
 import random as random_module
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+import numpy as np
 import numpy.typing as npt
 
+from acker_client.anchor import UNANCHORED, Anchor
 from acker_client.backoff import Clock, Patience, Random, Sleep
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.registration import check_number, check_source, limits_of
@@ -27,16 +30,18 @@ from acker_client.cluster.replicas import ask_members
 from acker_client.cluster.source_session import SourceSession
 from acker_client.cluster.watched import WatchResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
+from acker_client.open_source import OnAck, OnFail, OpenSource
 from acker_client.pins import Pin
+from acker_client.reports.other_sources import LEARN_S
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
-from acker_client.reports.state import LEARN_S, ClientState
+from acker_client.reports.state import ClientState
 from acker_client.rpc.connection import Connect
 from acker_client.rpc.delivery import ReportResult
 from acker_client.rpc.retrying import deliver
 from acker_client.rpc.side_by_side import InTurn, SideBySide, Threads
 from acker_client.settings import Settings, Tls, addresses
-from acker_protocol.ids import BASE_MAX, check_column, edge0
+from acker_protocol.ids import BASE_MAX, Column, check_column, edge0, edge0_column, root_ids
 from acker_protocol.messages import (
     Entries,
     HelloReply,
@@ -55,29 +60,27 @@ log = logging.getLogger("acker_client")
 COUNT_MAX = (1 << 32) - 1
 
 
-class Anchor(NamedTuple):
-    """Ties a record to its tree: the root id, and the edge of the record."""
-
-    root_id: int
-    edge: int
-
-
 class AckerClient:
     """A client of the acker.
 
-    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``.
-    ``token`` and ``tls``: see :class:`Settings`. ``replicas``: the number of servers that each root lives on (None: two
-    if there are two). ``spread``: the largest number of servers
-    that a batch lives on. ``connect`` makes the transport to an address (``acker_testing`` has one without sockets).
-    ``clock``, ``sleep``, ``random`` and ``side_by_side`` are for tests. With a simulated clock, calls to several
-    servers are made in turn. Thread-safe, except that only one thread at a time may ``watch``.
+    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS`` or
+    ``ACKER_ACCESS_FILE``. ``token`` and ``tls``: see :class:`Settings`. ``access_file``: the access.json of a server
+    with ``--own-access``, instead of those three. ``replicas``: the number of servers that each root lives on (None:
+    two if there are two). ``spread``: the largest number of servers that a batch lives on. ``connect`` makes the
+    transport to an address (``acker_testing`` has one without sockets). ``clock``, ``sleep``, ``random`` and
+    ``side_by_side`` are for tests. With a simulated clock, calls to several servers are made in turn. Thread-safe,
+    except that only one thread at a time may ``watch``.
 
     >>> with AckerClient("localhost:7070") as client:
-    ...     client.open_source("orders")
-    ...     root, edge = client.emit()
+    ...     source = client.open_source("orders")
+    ...     root, edge = source.emit("order 17")
     ...     child = client.new_edge()
     ...     client.ack(root, edge, emitted=[child])
     ...     client.ack(root, child)
+    ...     for outcome in source.outcomes():
+    ...         print(outcome.message_id, outcome.verdict.name)
+    ...         if not source.pending:
+    ...             break
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class AckerClient:
         *,
         token: str | None = None,
         tls: Tls | bool | None = None,
+        access_file: str | Path | None = None,
         replicas: int | None = None,
         spread: int | None = None,
         connect: Connect | None = None,
@@ -96,7 +100,9 @@ class AckerClient:
     ) -> None:
         given = {"token": token, "tls": tls, "replicas": replicas, "spread": spread}
         given = {name: value for name, value in given.items() if value is not None}
-        self.settings = _settings(servers, given, is_local=connect is not None)
+        self.settings = _settings(servers, access_file, given, is_local=connect is not None)
+        if not self.settings.tracking:
+            raise ValueError("tracking is off in these settings, so there is no server to talk to")
         self._side_by_side = side_by_side or (Threads() if clock is time.monotonic else InTurn())
         self._connect = connect
         self._clock = clock
@@ -104,6 +110,7 @@ class AckerClient:
         # Not the module's generator, whose state forked processes share.
         self._random = random or random_module.SystemRandom().random
         self._states: dict[int, ClientState] = {}
+        self._has_to_be_entered = False
 
     # -- the plain API: buffered, folded per root, sent by flush
 
@@ -113,6 +120,9 @@ class AckerClient:
         Emissions draw their numbers from a batch. If it is closed or used up, this call opens the next one: it waits
         while the servers are full, and raises what ``open_batch`` raises. For a root of ``open_batch`` call ``init``.
         """
+        return self._emit(None)
+
+    def _emit(self, note: Callable[[int], object] | None) -> Anchor:
         state = self._with_room()
         source = state.source()
         while True:
@@ -121,9 +131,31 @@ class AckerClient:
                 if drawn is not None:
                     root, batch = drawn
                     edge = edge0(root)
+                    if note is not None:
+                        # Must come before the init is buffered: another thread may flush it and hear its outcome.
+                        note(root)
                     state.accumulator.init(root, edge, batch)
                     return Anchor(root, edge)
             source.emissions.open_next_batch(None)
+
+    def _emit_columns(self, count: int, note: Callable[[Sequence[tuple[int, int]]], object]) -> tuple[Column, Column]:
+        state = self._with_room()
+        source = state.source()
+        drawn = source.emissions.draw_roots(count)
+        runs = [(first, length) for first, length, _ in drawn]
+        note(runs)
+        columns = [root_ids(first, np.arange(length, dtype=np.uint64)) for first, length in runs]
+        edges = [edge0_column(roots) for roots in columns]
+        for index, (_, _, batch) in enumerate(drawn):
+            try:
+                self._with_room()
+            except BaseException:
+                for _, length, later in drawn[index:]:
+                    source.inits_answered(later, length)
+                raise
+            with state.lock:
+                state.accumulator.init_columns(columns[index], edges[index], batch)
+        return np.concatenate(columns), np.concatenate(edges)
 
     def new_edge(self) -> int:
         """Return an edge for a record that is derived from another one: a random 64-bit number, never 0."""
@@ -141,13 +173,18 @@ class AckerClient:
             state.accumulator.init(root, edges, batch)
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
-        """Ack the record of ``edge``. ``emitted``: the edges of its children."""
+        """Ack the record of ``edge``. ``emitted``: the edges of its children. Does nothing for ``UNANCHORED``."""
+        if not root and (root, edge) == UNANCHORED:
+            return
         state = self._with_room()
         with state.lock:
             state.accumulator.ack(root, edge, emitted)
 
     def fail(self, root: int, reason: str = "", *, edge: int = 0) -> None:
-        """Fail the tree of ``root``. ``edge``: the edge of the record that failed, if there is one."""
+        """Fail the tree of ``root``. ``edge``: the edge of the record that failed, if there is one. Does nothing for
+        ``UNANCHORED``."""
+        if not root and (root, edge) == UNANCHORED:
+            return
         state = self._with_room()
         with state.lock:
             state.accumulator.fail(root, reason, edge)
@@ -208,7 +245,7 @@ class AckerClient:
                 if isinstance(why, Unavailable) and patience.wait(LEARN_S):
                     continue
                 # A joined source runs in another process, and cannot learn that updates for its roots were dropped.
-                if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.joined:
+                if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.others.joined:
                     raise why
                 why = state.seal(may_drop=True)
                 if why is not None:
@@ -225,6 +262,21 @@ class AckerClient:
         """
         return self.report_pinned(identity, entries, inits, self.settings.pins)
 
+    def _report_placed(self, identity: Identity, entries: Entries) -> ReportResult:
+        """Send a report of updates to the servers of its roots, as the roots' sources have published them."""
+        state = self._state()
+        patience = state.cluster.patience()
+        while (why := (placed := state.place(entries.root_ids)).why) is not None:
+            if not isinstance(why, Unavailable) or not patience.wait(LEARN_S):
+                raise why
+        if not placed.pins:
+            # All roots are over.
+            return ReportResult()
+        # Entries of roots that are over stay in, as all attempts at one piece of work have to send the same report.
+        replication = Replication(identity, entries, None, placed.pins)
+        self._send(Sending(state, replication), patience.deadline.left_s)
+        return state.add_to_totals(replication.result)
+
     def report_pinned(
         self,
         identity: Identity,
@@ -234,7 +286,7 @@ class AckerClient:
         *,
         may_leave: bool = False,
     ) -> ReportResult:
-        """``report`` for roots that live on the servers of ``pins``. Without pins, uses the pins of this client.
+        """``report`` for roots that live on the servers of ``pins``. Without pins, the servers say where they live.
 
         ``may_leave``: go on without a server that does not answer while its replicas do. The caller then has to make
         the source leave out the servers in ``ReportResult.without`` (``leave_out``), as another attempt at the same
@@ -245,6 +297,8 @@ class AckerClient:
         check_column("entries.ack_vals", entries.ack_vals)
         for pin in pins:
             state.cluster.hear_of(pin.placement)
+        if not pins and inits is None:
+            return self._report_placed(identity, entries)
         pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
         replication = Replication(identity, entries, inits, pins)
         source = state.source_or_none
@@ -279,9 +333,13 @@ class AckerClient:
         lease_s: float = 30.0,
         message_timeout_s: float | None = 30.0,
         progress_timeout_s: float | None = None,
-    ) -> int:
-        """Open this client's source and return its session, a random number unless one is given.
+        on_ack: OnAck | None = None,
+        on_fail: OnFail | None = None,
+    ) -> OpenSource:
+        """Open this client's source. Return it: it is also its session as a number, random unless one is given.
 
+        ``on_ack(message_id)`` and ``on_fail(message_id, reason)`` are called by the thread that reads the source's
+        ``outcomes()``.
         A server drops the roots of a source that was not watched for ``lease_s``, or for the server's own
         ``--max-lease-s`` if that is shorter. An emission is TIMED_OUT ``message_timeout_s`` after its init, or after
         ``progress_timeout_s`` without an update; None turns a timeout off. The batches of ``open_batch`` have timeouts
@@ -301,16 +359,32 @@ class AckerClient:
         source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base)
         source.open_on_servers(state.cluster.patience())
         state.source_or_none = source
-        return drawn
+        return OpenSource(drawn, self, name, on_ack, on_fail)
+
+    @property
+    def _session(self) -> int | None:
+        state = self._states.get(os.getpid())
+        if state is None or state.is_closed or state.source_or_none is None:
+            return None
+        return state.source_or_none.session
 
     def join(self, session: int) -> None:
-        """Make this client know the source of another process, so that it can ack and fail the records of that
-        source. ``session``: the number that ``open_source`` returned in that process. Needed if there are several
-        servers.
+        """Make this client know the source of another process. ``session``: the number that ``open_source`` returned
+        there. Not needed to ack records: a client finds the source of a root by itself, from the first flush on.
 
         Raises :class:`UnknownSource` if no server knows the session.
         """
         self._state().join(session)
+
+    def has_emitted(self, root: int) -> bool:
+        """Whether some source, here or in another process, has emitted ``root``. False for a root of a held batch, and
+        if no server answers within the budget."""
+        state, roots = self._state(), np.array([root], np.uint64)
+        patience = state.cluster.patience()
+        while not state.others.has_emitted(roots):
+            if state.others.find(roots) or not patience.wait(LEARN_S):
+                break
+        return state.others.has_emitted(roots)
 
     def close_source(self) -> None:
         """End the source on the servers, which drop its roots. Tries for a second. A server that was not reached ends
@@ -432,6 +506,7 @@ class AckerClient:
         return f"<{' '.join(words)}{f', source {source.name!r}' if source else ''}>"
 
     def __enter__(self) -> Self:
+        self._has_to_be_entered = False
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -441,13 +516,14 @@ class AckerClient:
         finally:
             self.close()
 
-    def __reduce__(self) -> tuple[type[AckerClient], tuple[Settings]]:
-        """Pickle the settings alone. A client that is unpickled has its own session, buffer and channels."""
+    def __reduce__(self) -> tuple[Callable[[Settings], AckerClient], tuple[Settings]]:
+        """Pickle the settings alone. A client that is unpickled has its own session, buffer and channels. It takes acks
+        only inside ``with``, which sends them."""
         if self._connect is not None:
             raise TypeError(
                 "a client with its own `connect` reaches its server in this process only: it is not pickled"
             )
-        return AckerClient, (self.settings,)
+        return _unpickled, (self.settings,)
 
     # -- inside
 
@@ -476,26 +552,37 @@ class AckerClient:
 
     def _with_room(self) -> ClientState:
         state = self._state()
+        if self._has_to_be_entered:
+            raise AckerError(
+                "this client came into this process by pickle, and nothing here would send what it buffers: use it as"
+                " `with client:`, which sends at the end; in a Spark task use Collector, process_client() or acker_udf,"
+                " which count a task once that Spark runs again"
+            )
         if state.buffered() >= self.settings.buffer_entries:
             self.flush()
         return state
 
     def _send_oldest(self, state: ClientState, budget_s: float) -> None:
         replication = state.unanswered[0]
-        sending = Sending(state, replication)
         try:
-            sending.send_report(budget_s)
-        except RETRYABLE as error:
-            if self.settings.on_unreachable == "fail" or sending.has_to_arrive:
-                raise
-            state.go_on_without(error)
-            sending.drop_unanswered(str(error))
+            self._send(Sending(state, replication), budget_s)
+        except RETRYABLE:
+            raise
         except AckerError:
             state.drop_oldest()
             raise
         state.drop_oldest()
         if state.add_to_totals(replication.result).stale:
             raise _stale(replication.identity)
+
+    def _send(self, sending: Sending, budget_s: float) -> None:
+        try:
+            sending.send_report(budget_s)
+        except RETRYABLE as error:
+            if self.settings.on_unreachable == "fail" or sending.has_to_arrive:
+                raise
+            self._state().go_on_without(error)
+            sending.drop_unanswered(str(error))
 
 
 _CLIENTS: dict[tuple[int, Settings], AckerClient] = {}
@@ -511,7 +598,25 @@ def shared_client(settings: Settings) -> AckerClient:
     return client
 
 
-def _settings(servers: str | Sequence[str] | Settings | None, given: dict[str, Any], *, is_local: bool) -> Settings:
+def _unpickled(settings: Settings) -> AckerClient:
+    client = AckerClient(settings)
+    client._has_to_be_entered = True
+    return client
+
+
+def _settings(
+    servers: str | Sequence[str] | Settings | None,
+    access_file: str | Path | None,
+    given: dict[str, Any],
+    *,
+    is_local: bool,
+) -> Settings:
+    if access_file is not None:
+        if servers is not None or {"token", "tls"} & given.keys():
+            raise ValueError(
+                "access_file: has the servers, the token and the certificate: leave out servers, token, tls"
+            )
+        return Settings.from_access_file(access_file, **given)
     if isinstance(servers, Settings):
         if given:
             raise ValueError(f"{', '.join(given)}: give it in the Settings")

@@ -5,10 +5,12 @@ Decides the defaults and what a valid option is. Never holds a channel, a sessio
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from acker_client.pins import Pin
@@ -16,6 +18,7 @@ from acker_protocol.placement import IDS, SPREAD
 
 DEFAULT_PORT = 7070
 SERVERS_VARIABLE = "ACKER_SERVERS"
+ACCESS_FILE_VARIABLE = "ACKER_ACCESS_FILE"
 TOKEN_VARIABLE = "ACKER_TOKEN"
 TOKEN_FILE_VARIABLE = "ACKER_TOKEN_FILE"
 TLS_VARIABLE = "ACKER_TLS"
@@ -36,8 +39,9 @@ OnUnreachable = Literal["fail", "continue"]
 class Tls:
     """TLS to the servers. The fields are paths of PEM files. Each process reads them, and again when they change.
 
-    ``ca``: CAs that the servers' certificates must come from; None: the CAs that come with gRPC. ``cert`` and ``key``:
-    the client's own certificate, for servers that ask for one (``--tls-client-ca``).
+    ``ca``: CAs that the servers' certificates must come from; None: the CAs that come with gRPC. It may also be the
+    content of such a file, which then travels with the settings. ``cert`` and ``key``: the client's own certificate,
+    for servers that ask for one (``--tls-client-ca``).
     """
 
     ca: str | None = None
@@ -47,11 +51,23 @@ class Tls:
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
             raise ValueError("tls: cert and key belong together: give the paths of both, or of neither")
+        if self.key is not None and _is_pem(self.key):
+            raise ValueError("tls: key: give the path of a file; settings travel, and a key must not")
+
+    def __repr__(self) -> str:
+        ca = "<PEM>" if self.has_ca_content else self.ca
+        return f"Tls(ca={ca!r}, cert={self.cert!r}, key={self.key!r})"
+
+    @property
+    def has_ca_content(self) -> bool:
+        """Whether ``ca`` is not a path, but the content of a file."""
+        return self.ca is not None and _is_pem(self.ca)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The files, in the order ca, key, cert; without those that are None."""
-        return tuple(path for path in (self.ca, self.key, self.cert) if path is not None)
+        ca = None if self.has_ca_content else self.ca
+        return tuple(path for path in (ca, self.key, self.cert) if path is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +89,8 @@ class Settings:
     number of servers that hold a batch. ``replica_wait_s``: how long to wait for one server while another answers.
     ``gone_after_s``: without ZooKeeper, a server that was silent for this long is gone. With a ZooKeeper that has lost
     its data, servers have this long to register again. ``pins``: where the roots of batches live, as the client that
-    opened the batch decided.
+    opened the batch decided. ``tracking``: False for the tasks of a source with tracking off. They report nothing, so
+    there are no servers.
     """
 
     servers: tuple[str, ...]
@@ -90,9 +107,10 @@ class Settings:
     gone_after_s: float = 15.0
     # Not compared, because settings that differ only in their pins share one client.
     pins: tuple[Pin, ...] = field(default=(), repr=False, compare=False)
+    tracking: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "servers", addresses(self.servers))
+        object.__setattr__(self, "servers", addresses(self.servers) if self.tracking else ())
         object.__setattr__(self, "tls", _tls(self.tls))
         check_token(self.token)
         if self.token is not None and self.token_file is not None:
@@ -109,14 +127,43 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Return settings from ``ACKER_SERVERS``, ``ACKER_TOKEN``, ``ACKER_TOKEN_FILE``, ``ACKER_TLS``, ``ACKER_CA``,
-        ``ACKER_CERT`` and ``ACKER_KEY``. Raises ValueError if no server is named."""
-        if not environ.get(SERVERS_VARIABLE, "").strip():
+        """Return settings from ``ACKER_ACCESS_FILE``, or else from ``ACKER_SERVERS``, ``ACKER_TOKEN``,
+        ``ACKER_TOKEN_FILE``, ``ACKER_TLS``, ``ACKER_CA``, ``ACKER_CERT`` and ``ACKER_KEY``. Raises ValueError if no
+        server is named."""
+        servers, file = environ.get(SERVERS_VARIABLE, "").strip(), environ.get(ACCESS_FILE_VARIABLE)
+        if servers and file:
+            raise ValueError(
+                f"{SERVERS_VARIABLE} and {ACCESS_FILE_VARIABLE}: the file names the servers; give one of them"
+            )
+        if file:
+            return cls.from_access_file(file)
+        if not servers:
             raise ValueError(
                 f"no acker server is named: pass AckerClient('host:{DEFAULT_PORT}') or set {SERVERS_VARIABLE}; "
                 "`acker serve` starts a server"
             )
-        return cls(addresses(environ[SERVERS_VARIABLE]), **access_from(environ))
+        return cls(addresses(servers), **access_from(environ))
+
+    @classmethod
+    def from_access_file(cls, path: str | Path, **more: Any) -> Settings:
+        """Return settings from the file ``access.json`` of a server with ``--own-access``, and ``more`` settings.
+
+        The settings hold the server's token and its certificate, because executors have no such file. The server keeps
+        both when it restarts. Raises ValueError if the file cannot be used."""
+        return cls(**read_access_file(path), **more)
+
+
+def read_access_file(path: str | Path) -> dict[str, Any]:
+    """Return the settings ``servers``, ``token`` and ``tls`` from the access file of a server. Raises ValueError."""
+    try:
+        found = json.loads(Path(path).read_text())
+        return {"servers": addresses(found["servers"]), "token": found["token"], "tls": Tls(ca=found["ca"])}
+    except OSError as error:
+        why = f"{error.strerror}; a server writes it once it serves, and only its own user may read it"
+    except (ValueError, KeyError, TypeError):
+        why = "is not the access.json of a server with --own-access"
+    # Not from the error, which would show what is in the file.
+    raise ValueError(f"access file {path}: {why}")
 
 
 def access_from(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -185,6 +232,10 @@ def _tls(tls: object) -> Tls | None:
     if tls is None or tls is False or isinstance(tls, Tls):
         return tls or None
     raise ValueError(f"tls={tls!r}: give True or Tls(ca=..., cert=..., key=...)")
+
+
+def _is_pem(text: str) -> bool:
+    return text.lstrip().startswith("-----BEGIN ")
 
 
 def check_token(token: object) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import click
 
 from acker_client.source.put_back import store
-from acker_client.source.put_back.store import ReadLine, read_letters
+from acker_client.source.put_back.letter_lines import ReadLine
+from acker_client.source.put_back.store import read_files
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_command import letters_picture, options, picture
 from acker_command.letters import Wanted, alike, json_of, newest_first, since
@@ -40,24 +41,24 @@ def _since(context: click.Context, parameter: click.Parameter, text: str | None)
 
 
 @click.command("dead-letters", context_settings=options.SETTINGS)
-@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, metavar="FILE...", type=str)
 @click.option("--source", metavar="NAME", help="Only letters of this source.")
 @click.option("--reason", metavar="TEXT", help="Only letters whose reason contains this text, in any case.")
 @click.option("--since", "since_s", metavar="TIME", callback=_since, help="Only letters since a time, or a span: 2h.")
 @click.option("--by", type=click.Choice(["reason", "source"]), help="Group them, with an example of each group.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most letters listed.")
 @click.option("--show", type=click.IntRange(1), metavar="N", help="Print all of letter N of the list.")
-@click.option("--put-back", type=click.Path(path_type=Path), metavar="FILE", help="Move them into this file.")
+@click.option("--put-back", type=str, metavar="FILE", help="Move them into this file.")
 @json_option
 def dead_letters(
-    files: Sequence[Path],
+    files: Sequence[str],
     source: str | None,
     reason: str | None,
     since_s: float | None,
     by: str | None,
     limit: int,
     show: int | None,
-    put_back: Path | None,
+    put_back: str | None,
     as_json: bool,
 ) -> None:
     """List records without retries left, the newest first; group them; put them back for another try.
@@ -70,6 +71,8 @@ def dead_letters(
     --put-back moves the selected letters into a file, created if needed, which a source reads once:
     PutBack("again.jsonl", name="again", checkpoint="again.ckpt"). A running source goes on writing letters. After a
     crash the same command continues where it was. A letter without the whole record stays.
+
+    A FILE may be the URL of a folder in an object store, like s3://bucket/dead. Then --put-back takes another folder.
 
     Exits with status 2 if a file cannot be read or written, is in use, or holds something else.
     """
@@ -99,29 +102,29 @@ def dead_letters(
         picture.show(lambda columns: letters_picture.listed(found.letters[:limit], total, found.notes, columns))
 
 
-def _find_letters(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Selected:
+def _find_letters(files: Sequence[str], is_wanted: Callable[[DeadLetter], bool]) -> Selected:
     letters: list[DeadLetter] = []
     notes: list[str] = []
-    for path in files:
-        lines = _letters_of(path)
+    for name, lines in _read(files):
         letters += [line.letter for line in lines if line.letter is not None and is_wanted(line.letter)]
-        notes += _damaged(path, lines)
+        notes += _damaged(name, lines)
     return Selected(newest_first(letters), notes)
 
 
-def _letters_of(path: Path) -> list[ReadLine]:
-    """Read the lines of a file. Raises :class:`Mistake` if there are whole lines and none of them is a letter."""
-    lines = read_letters(path)
-    whole = [line for line in lines if line.raw.endswith(b"\n")]
-    if whole and not any(line.letter for line in lines):
-        raise Mistake(
-            f"{path} is not a file of dead letters (line {whole[0].number}: {whole[0].wrong}): give the file that the"
-            " source has as dead_letters"
-        )
-    return lines
+def _read(files: Sequence[str]) -> Iterator[tuple[str, list[ReadLine]]]:
+    """Yield each file, or object in a folder, and its lines. Raises :class:`Mistake` if there are whole lines and none
+    of them is a letter."""
+    for name, lines in chain.from_iterable(map(read_files, files)):
+        whole = [line for line in lines if line.raw.endswith(b"\n")]
+        if whole and not any(line.letter for line in lines):
+            raise Mistake(
+                f"{name} is not a file of dead letters (line {whole[0].number}: {whole[0].wrong}): give the file that"
+                " the source has as dead_letters"
+            )
+        yield name, lines
 
 
-def _damaged(path: Path, lines: Sequence[ReadLine]) -> list[str]:
+def _damaged(path: str, lines: Sequence[ReadLine]) -> list[str]:
     bad = [line for line in lines if line.letter is None]
     notes = [f"{path}: line {line.number} is damaged, and left out ({line.wrong})" for line in bad[:NAMED_MAX]]
     left = len(bad) - len(notes)
@@ -139,12 +142,12 @@ def _show(found: Selected, number: int, *, as_json: bool) -> None:
         picture.show(lambda _: letters_picture.whole(letter))
 
 
-def _put_back(files: Sequence[Path], again: Path, is_wanted: Callable[[DeadLetter], bool], *, as_json: bool) -> None:
-    damaged = [note for path in files for note in _damaged(path, _letters_of(path))]
+def _put_back(files: Sequence[str], again: str, is_wanted: Callable[[DeadLetter], bool], *, as_json: bool) -> None:
+    damaged = [note for name, lines in _read(files) for note in _damaged(name, lines)]
     moved = {path: store.put_back(path, again, is_wanted) for path in files}
     count, left = (sum(getattr(each, what) for each in moved.values()) for what in ("put_back", "left"))
     kept = [
-        f"{path}: line {line.number} stays: {line.letter.why_not_again}"
+        f"{line.place or path}: line {line.number} stays: {line.letter.why_not_again}"
         for path, each in moved.items()
         for line in each.kept
         if line.letter is not None
@@ -152,7 +155,7 @@ def _put_back(files: Sequence[Path], again: Path, is_wanted: Callable[[DeadLette
     if as_json:
         _print({"put_back": count, "left": left, "notes": [*kept, *damaged]})
         return
-    click.echo(f"{count:,} put back into {again}, {left:,} left in {', '.join(map(str, files))}")
+    click.echo(f"{count:,} put back into {again}, {left:,} left in {', '.join(files)}")
     for note in [*kept, *damaged]:
         click.echo(f"! {note}")
 

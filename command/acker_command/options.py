@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from acker_client.errors import AckerError
-from acker_client.settings import SERVERS_VARIABLE, Settings, access_from, addresses
+from acker_client.settings import ACCESS_FILE_VARIABLE, SERVERS_VARIABLE, Settings, access_from, addresses
 from acker_command.overview import Overview, SeenMember
 from acker_protocol.placement import parts_of
 
@@ -39,11 +39,15 @@ class Mistake(click.ClickException):
 
 def settings(servers: str | None, environ: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings that reach the servers. Raises :class:`Mistake`."""
-    named = environ.get(SERVERS_VARIABLE, "") if servers is None else servers
-    if not named.strip():
-        raise Mistake(f"no servers are named: give --servers host:port,host:port or set {SERVERS_VARIABLE}")
+    if servers is None and not any(environ.get(name, "").strip() for name in (SERVERS_VARIABLE, ACCESS_FILE_VARIABLE)):
+        raise Mistake(
+            f"no servers are named: give --servers host:port,host:port, or set {SERVERS_VARIABLE} or"
+            f" {ACCESS_FILE_VARIABLE}"
+        )
     try:
-        return Settings(addresses(named), **access_from(environ))
+        if servers is None:
+            return Settings.from_environment(environ)
+        return Settings(addresses(servers), **access_from(environ))
     except ValueError as error:
         raise Mistake(str(error)) from None
 

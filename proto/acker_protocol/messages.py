@@ -386,9 +386,11 @@ class DrainReply:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Ask for the pins that a source has sent with its Watch."""
+    """Ask for the pins that a source has sent with its Watch. ``root_id``: names the source by one of the roots that it
+    has emitted, if ``session`` is 0."""
 
     session: int
+    root_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,5 +417,5 @@ class Transport(Protocol):
     def stats(self, timeout_s: float) -> StatsReply: ...
     def view(self, timeout_s: float) -> ViewReply: ...
     def drain(self, timeout_s: float) -> DrainReply: ...
-    def pins(self, session: int, timeout_s: float) -> PinsReply: ...
+    def pins(self, request: Pins, timeout_s: float) -> PinsReply: ...
     def close(self) -> None: ...

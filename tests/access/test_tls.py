@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from acker_client import AckerClient, Settings, Tls
 from acker_client.errors import Rejected, Unavailable
 from acker_client.rpc.transport import GrpcTransport
-from acker_protocol.messages import PROTOCOL_VERSION, Hello
+from acker_protocol.messages import PROTOCOL_VERSION, Hello, Pins
 from acker_service.access import tokens
 from acker_service.access.roles import Role
 from acker_service.config import Config, ConfigError
@@ -133,7 +133,7 @@ def test_a_role_opens_its_calls_only_and_a_refusal_tells_nothing(
 
     for token in (None, "guessed"):
         with pytest.raises(Rejected, match=r"UNAUTHENTICATED.*the server does not know this caller"):
-            transport(token).pins(1, 10)
+            transport(token).pins(Pins(1), 10)
     of_client = transport(made[Role.CLIENT])
     for call in (of_client.drain, of_client.stats):
         with pytest.raises(Rejected, match=r"PERMISSION_DENIED.*needs the role operator"):
@@ -195,7 +195,7 @@ def test_a_token_goes_to_this_machine_without_tls_and_to_no_other() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "acker.example"])
 def test_a_server_that_others_reach_needs_tls_or_a_word_that_it_needs_none(host: str) -> None:
-    with pytest.raises(ConfigError, match="give --tls-cert and --tls-key, or --insecure"):
+    with pytest.raises(ConfigError, match="give --tls-cert and --tls-key, or --own-access, or --insecure"):
         Config(host=host)
     Config(host=host, insecure=True)
     Config(host=host, tls_cert="server.crt", tls_key="server.key")

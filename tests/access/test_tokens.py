@@ -23,6 +23,7 @@ NS = "namespace ns memory=64MiB"
 CALLS = [method.name for method in acker_pb2.DESCRIPTOR.services_by_name["Acker"].methods]
 
 
+@pytest.mark.long
 @given(st.dictionaries(NAMES, SOME_ROLES, max_size=5), st.text(max_size=50))
 def test_a_caller_is_who_its_token_belongs_to_and_another_text_is_nobody(
     tmp_path_factory: pytest.TempPathFactory, callers: dict[str, set[Role]], other: str

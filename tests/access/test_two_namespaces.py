@@ -17,7 +17,7 @@ from acker_client.rpc.transport import GrpcTransport
 from acker_client.settings import Settings
 from acker_command.options import run
 from acker_command.status import status
-from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Watch
+from acker_protocol.messages import OpenBatch, Pins, Settle, Settlement, Status, Watch
 from acker_service.access.roles import Role
 from tests.access.in_memory import TokensFile, token_of
 from tests.service.caller import eventually
@@ -88,17 +88,24 @@ def test_a_stolen_session_is_refused_by_the_real_server(start_server: StartServe
         client_of(server.address, "job", "ads") as stranger,
     ):
         owner.open_source("orders", session=SESSION)
+        root, _ = owner.emit()
+        owner.flush()
         with pytest.raises(Rejected, match=r"PERMISSION_DENIED: another caller has opened the source of this session"):
             thief.open_source("orders", session=SESSION)
         with pytest.raises(UnknownSource):
             stranger.join(SESSION)
-        transport = GrpcTransport(server.address, Settings((server.address,), token=token_of("job", "ads")))
+        ours, transport = (
+            GrpcTransport(server.address, Settings((server.address,), token=token_of("job", namespace)))
+            for namespace in ("etl", "ads")
+        )
         with pytest.raises(Rejected, match=r"PERMISSION_DENIED.*Drain needs the role operator"):
             transport.drain(10)
-        assert transport.pins(SESSION, 10).status == Status.UNKNOWN_SOURCE
+        for request in (Pins(SESSION), Pins(0, root)):
+            assert ours.pins(request, 10).status == Status.APPLIED
+            assert transport.pins(request, 10).status == Status.UNKNOWN_SOURCE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_restart_with_its_state_keeps_both_namespaces_and_a_kill_loses_both(
     server_process: Callable[..., Any], file: TokensFile, tmp_path: Path
 ) -> None:
@@ -129,7 +136,7 @@ def test_a_restart_with_its_state_keeps_both_namespaces_and_a_kill_loses_both(
     assert [event["sources"] for event in events if event["event"] == "state_restored"] == [2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quotas_change_under_load_and_no_call_fails_of_it(start_server: StartServer, file: TokensFile) -> None:
     server = start_server(tokens=str(file.path))
     transports = {

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from acker_client import AckerClient, Anchor, Settings, Verdict, errors
+from acker_client import AckerClient, Anchor, Entries, Identity, Settings, Verdict, errors
 from acker_client import pins as pins_module
 from acker_client.cluster import stream as stream_module
+from acker_client.reports import other_sources
 from acker_client.reports import state as state_module
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_protocol import ids
 from acker_protocol.messages import Pins, Status, Watch
+from acker_protocol.reports import fold
 from acker_testing import LocalServer, SimulatedTime, new_shard
 from tests.client.test_client_members import Cut, Servers
 from tests.client.test_client_members_change import Registered
@@ -87,6 +90,132 @@ def test_roots_acked_through_other_processes_are_acked(servers: Servers, replica
     assert heard(source, 3000) == all_of(anchors, Verdict.ACKED)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_process_that_has_not_joined_finds_the_source_by_its_roots(servers: Servers, replicas: int) -> None:
+    source, worker = servers.client(replicas=replicas), servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    for _ in range(3):
+        anchors = emitted(source, 600)
+        ack(worker, anchors)
+        assert heard(source, 600) == all_of(anchors, Verdict.ACKED)
+    assert len(worker._state().others.joined) == 1
+
+
+def test_a_source_that_was_found_by_a_root_is_the_same_after_a_join(servers: Servers) -> None:
+    source, worker = servers.client(), servers.client()
+    session = source.open_source("clicks")
+    first, second = emitted(source, 3), emitted(source, 3)
+    ack(worker, first)
+    worker.join(session)
+    ack(worker, second)
+    assert list(worker._state().others.joined) == [session]
+    assert heard(source, 6) == all_of(first + second, Verdict.ACKED)
+
+
+def test_a_late_ack_of_a_process_that_never_heard_of_the_source_is_dropped_in_silence(servers: Servers) -> None:
+    source, worker = servers.client(), servers.client()
+    source.open_source("clicks")
+    anchors = emitted(source, 3)
+    ack(source, anchors)
+    assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
+    stop_drawing(source)
+    while any(server.shard.left for server in servers.by_address.values()):
+        source.watch(0.05)
+    ack(worker, anchors)
+    assert not worker._state().buffered()
+
+
+def test_roots_of_a_source_that_has_ended_are_refused_with_advice(servers: Servers) -> None:
+    source, worker = servers.client(), servers.client()
+    source.open_source("clicks")
+    anchors = emitted(source, 3)
+    source.close_source()
+    with pytest.raises(errors.UnknownSource, match=r"was not watched for its lease_s.* read outcomes\(\)"):
+        ack(worker, anchors)
+
+
+@pytest.mark.slow
+def test_a_root_whose_server_has_not_got_the_newest_pins_yet_is_waited_for(servers: Servers) -> None:
+    source, worker = servers.client(), servers.client(budget_s=1.0)
+    session = source.open_source("clicks", message_timeout_s=None)
+    first = emitted(source, 3)
+    old = {address: server.shard._state.sources[session].pins for address, server in servers.by_address.items()}
+    stop_drawing(source)
+    second = emitted(source, 3)
+    for address, server in servers.by_address.items():
+        server.shard._state.sources[session].keep_pins(old[address])
+    with pytest.raises(errors.Unavailable, match="no server that answers knows where root"):
+        ack(worker, second)
+    for _ in range(3):
+        # The first reply shows that the server has other pins, and the next request brings these.
+        source.watch(0.1)
+    ack(worker, first)
+    assert heard(source, 6) == all_of(first + second, Verdict.ACKED)
+
+
+def tasks_report(anchors: list[Anchor]) -> tuple[Identity, Entries]:
+    """Return a report of the acks of a task, whose attempts all make the same report."""
+    roots, edges = (np.array(column, np.uint64) for column in zip(*anchors, strict=True))
+    return Identity(7, int(roots[0])), fold(roots, edges)
+
+
+def test_whole_reports_of_two_processes_about_another_ones_roots_count_once(servers: Servers) -> None:
+    source, workers = servers.client(), [servers.client() for _ in range(3)]
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    for worker in workers:
+        worker.report(*tasks_report(anchors))
+    assert [bool(worker.totals.applied) for worker in workers] == [True, False, False]
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_whole_report_goes_on_without_a_server_once_the_source_has_left_it_out(servers: Servers) -> None:
+    source, worker = servers.client("source"), servers.client("worker")
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    servers[1].stop()
+    reporting = threading.Thread(target=worker.report, args=tasks_report(anchors))
+    reporting.start()
+    found = Counter[tuple[int, Verdict]]()
+    while reporting.is_alive():
+        found += heard(source, 0)
+    assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.ACKED)
+
+
+def test_another_attempt_sends_the_same_report_although_some_of_its_roots_are_over(servers: Servers) -> None:
+    source, first, second = servers.client(), servers.client(), servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    done = emitted(source, 3)
+    stop_drawing(source)
+    pending = emitted(source, 3)
+    edges = [anchor.edge ^ 1 for anchor in pending]
+    consumed = [*done, *(Anchor(anchor.root_id, edge) for anchor, edge in zip(pending, edges, strict=True))]
+    first.report(*tasks_report(consumed))
+    assert heard(source, 3) == all_of(done, Verdict.ACKED)
+    while source._state().source().pin_of(1) is not None:
+        source.watch(0.05)
+    assert not second.report(*tasks_report(consumed)).conflict
+    for root, _ in pending:
+        source.ack(root, 1)
+    source.flush()
+    assert heard(source, 3) == all_of(pending, Verdict.ACKED)
+
+
+def test_sources_found_by_a_root_are_remembered_up_to_a_bound(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_sources, "FOUND_MAX", 2)
+    worker, sources = servers.client(), [servers.client() for _ in range(4)]
+    for source in [*sources, sources[0]]:
+        if source._state().source_or_none is None:
+            source.open_source("clicks", message_timeout_s=None)
+        anchors = emitted(source, 3)
+        ack(worker, anchors)
+        assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
+        assert len(worker._state().others.joined) <= 2
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_join_needs_no_watch_of_the_source_and_no_emission_before_it(count: int) -> None:
     servers = Servers(count)
@@ -99,7 +228,7 @@ def test_join_needs_no_watch_of_the_source_and_no_emission_before_it(count: int)
     servers.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fail_that_cannot_reach_one_server_is_delivered_later(registered: Listed) -> None:
     source = registered.client("source")
     worker, other = registered.client("worker", budget_s=1.0), registered.client("other", budget_s=1.0)
@@ -160,9 +289,6 @@ def test_a_fail_is_not_given_to_the_only_server_whose_address_is_known_before_it
         with pytest.raises(errors.Unavailable):
             worker.flush()
         registered.cut.clear()
-        with pytest.raises(errors.UnknownSource, match="join"):
-            worker.flush()
-        worker.join(session)
         worker.flush()
     other.join(session)
     ack(other, anchors)
@@ -196,6 +322,7 @@ def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_witho
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
 
 
+@pytest.mark.long
 def test_a_watch_in_another_thread_forgets_no_report_in_flight(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks", message_timeout_s=None)
@@ -223,7 +350,7 @@ def test_a_watch_in_another_thread_forgets_no_report_in_flight(servers: Servers)
     assert found == all_of(anchors, Verdict.ACKED)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_init_that_a_server_applies_after_it_was_left_out_gives_no_second_outcome(servers: Servers) -> None:
     source = servers.client("source")
     source.open_source("clicks", message_timeout_s=1.0)
@@ -318,7 +445,7 @@ def test_the_size_of_batches_follows_the_rate_of_emissions(servers: Servers) -> 
     assert [pin.up_to for pin in source._state().source().pins][-1] == 16384
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_there_is_little_room_the_batches_are_small() -> None:
     server = LocalServer(new_shard(max_pending=20))
     client = AckerClient(Settings(("small:1",), budget_s=5.0), connect=server.connect)
@@ -397,7 +524,7 @@ def test_a_source_emits_into_a_new_batch_when_a_server_comes(servers: Servers) -
     assert heard(source, len(before + after)) == all_of(before + after, Verdict.ACKED)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_idle_source_does_not_delay_the_end_of_a_drain(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks")
@@ -486,20 +613,16 @@ def test_a_late_ack_of_an_own_batch_that_has_ended_holds_up_no_other_report(serv
 
 
 @pytest.mark.slow
-def test_an_update_of_an_unknown_root_delays_no_other_and_waits_for_a_join(servers: Servers) -> None:
-    source, late, worker = servers.client("source"), servers.client("late"), servers.client("worker", budget_s=2.0)
-    worker.join(source.open_source("clicks", message_timeout_s=None))
-    session = late.open_source("late", message_timeout_s=None)
-    anchors, others = emitted(source), emitted(late, 2)
-    for root, _ in others:
-        worker.fail(root, "no such click")
+def test_an_update_of_an_unknown_root_delays_no_other_and_stays_in_the_buffer(servers: Servers) -> None:
+    source, worker = servers.client("source"), servers.client("worker", budget_s=2.0)
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    worker.fail(ids.root_id(1 << 61, 7), "no such click")
     for some in (anchors[:20], anchors[20:]):
         with pytest.raises(errors.RETRYABLE, match="root"):
             ack(worker, some)
     assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
-    worker.join(session)
-    worker.flush()
-    assert heard(late, 2) == all_of(others, Verdict.FAILED)
+    assert worker._state().buffered() == 1
 
 
 def test_a_server_that_is_out_of_one_batch_of_a_report_does_not_answer_for_another_one_there(servers: Servers) -> None:
@@ -546,7 +669,7 @@ def sealed(client: AckerClient) -> Replication:
 # -- other processes and the source's own session
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fail_that_reached_no_server_is_raised_and_sent_again(servers: Servers) -> None:
     source = servers.client("source")
     worker = servers.client("worker", budget_s=1.0, on_unreachable="continue")  # type: ignore[arg-type]
@@ -596,7 +719,7 @@ def test_an_outdated_join_does_not_replace_newer_knowledge(servers: Servers) -> 
     source, worker = servers.client("source"), servers.client("worker")
     session = source.open_source("clicks")
     worker.join(session)
-    joined = worker._state().joined
+    joined = worker._state().others.joined
     joined[session] = replace(joined[session], version=99)
     worker.join(session)
     assert joined[session].version == 99

@@ -283,7 +283,7 @@ def reported(job: Job) -> tuple[threading.Thread, list[frozenset[int]]]:
     return thread, without
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_report_waits_longer_than_replica_wait_s_for_a_server_on_planned_restart(
     registered: Registered,
 ) -> None:
@@ -304,7 +304,7 @@ def test_a_report_waits_longer_than_replica_wait_s_for_a_server_on_planned_resta
     assert Counter(job.settle().values()) == ALL_ACKED
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_report_leaves_out_an_away_server_once_the_view_no_longer_lists_it(registered: Registered) -> None:
     source = registered.client("source")
     source.open_source("orders")
@@ -321,7 +321,7 @@ def test_a_report_leaves_out_an_away_server_once_the_view_no_longer_lists_it(reg
     assert without == [frozenset({1})]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_report_under_way_follows_a_server_that_comes_back_with_its_state_at_another_address(
     registered: Registered,
 ) -> None:

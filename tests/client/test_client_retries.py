@@ -57,6 +57,7 @@ def test_a_settled_batch_leaves_no_root_without_its_outcome(
     assert simulation.unread() == unread
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(SEEDS, RATES)
 def test_a_restart_with_state_is_not_even_noticed(seed: int, rate: float) -> None:
@@ -71,7 +72,7 @@ def test_a_restart_with_state_is_not_even_noticed(seed: int, rate: float) -> Non
     assert simulation.verdicts() == simulation.expected()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=30)
 @given(SEEDS, RATES)
 def test_a_restart_without_state_loses_each_root_that_was_pending_once_and_never_ends_in_a_false_ack(

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from acker_client import AckerClient, Settings, errors
-from acker_client.rpc.transport import OPTIONS, GrpcTransport, translated
+from acker_client.rpc import transport as transport_module
+from acker_client.rpc.transport import IDLE_S, OPTIONS, GrpcTransport, translated
 from acker_protocol import ids
 from acker_protocol.messages import PROTOCOL_VERSION, Apply, Entries, Hello, Identity
+from acker_protocol.messages import Status as AckerStatus
 from acker_protocol.reports import digest, fold
+from tests.faults.proxy import Proxy
+from tests.service.caller import eventually
 
 pytestmark = pytest.mark.matrix
 
 COUNT = 200_000
+HELLO = Hello(PROTOCOL_VERSION, "test")
 
 
 def free_port() -> int:
@@ -231,6 +238,74 @@ def test_a_watch_in_flight_ends_when_the_client_is_closed(server: Any) -> None:
         client.close()
         with pytest.raises(errors.Closed):
             waiting.result(10.0)
+
+
+@pytest.mark.long
+def test_the_connection_of_an_idle_channel_is_closed_every_time_and_the_next_call_has_a_new_one(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The shortest time that gRPC knows.
+    idle = [(name, 1_000 if name == "grpc.client_idle_timeout_ms" else value) for name, value in OPTIONS]
+    monkeypatch.setattr(transport_module, "OPTIONS", idle)
+    now = 0.0
+    proxy = Proxy(server.address)
+    transport = GrpcTransport(proxy.address, clock=lambda: now)
+    for _ in range(3):
+        transport.hello(HELLO, 10.0)
+        transport.hello(HELLO, 10.0)
+        assert proxy.connections == 1
+        eventually(lambda: not proxy.connections)
+        now += IDLE_S
+    transport.close()
+    proxy.close()
+
+
+def test_no_report_fails_while_other_threads_replace_idle_channels_all_the_time(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_module, "_REPLACED_AFTER_S", 0.0)
+    transport = GrpcTransport(server.address)
+
+    def report(sender: int) -> None:
+        for number in range(60):
+            roots = ids.root_ids(1 << 40, np.array([1_000 * sender + number], np.uint64))
+            entries = fold(roots, roots)
+            reply = transport.apply(Apply(Identity(sender, number), digest(entries), entries), 10.0)
+            assert reply.status == AckerStatus.APPLIED
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(report, range(3)))
+    transport.close()
+    assert server.shard.stats.updates == 180
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 2.0 * IDLE_S)), max_size=30))
+def test_a_channel_with_a_call_under_way_is_never_closed_and_no_call_uses_one_that_grpc_may_have_found_idle(
+    steps: list[tuple[bool, float]],
+) -> None:
+    now, under_way = 0.0, list[transport_module._Channel]()
+    idle_since: dict[transport_module._Channel, float] = {}
+    transport = GrpcTransport("127.0.0.1:1", clock=lambda: now)
+    closed = set[transport_module._Channel]()
+
+    def note_closed(channels: Collection[transport_module._Channel]) -> None:
+        closed.update(each for each in channels if each not in transport._channels)
+        assert not closed & set(under_way)
+
+    for begins, passed in steps:
+        now += passed
+        seen = {*transport._channels}
+        if begins:
+            taken = transport._take_channel()
+            assert taken in under_way or now - idle_since.get(taken, now) < IDLE_S
+            under_way.append(taken)
+        elif under_way:
+            left = under_way.pop(0)
+            transport._leave_channel(left)
+            idle_since[left] = now
+        note_closed(seen)
+        assert len(transport._channels) <= 1 + len(set(under_way))
+    transport.close()
 
 
 def test_keepalive_is_on_and_grpc_s_own_retries_are_off() -> None:

@@ -265,7 +265,7 @@ def test_a_batch_is_over_when_every_member_has_settled_or_left(
 kept_programs = st.lists(st.one_of(hears, hears, leaves), max_size=16)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 3), st.integers(0, 99), kept_programs, kept_programs)
 def test_a_batch_with_numbers_never_drawn_ends_like_a_smaller_batch(
     drawn: int, more: int, replicas: int, seed: int, before: list[Heard | Left], after: list[Heard | Left]

@@ -107,7 +107,7 @@ def have_differed(seed: int) -> bool:
     return any(Sequence(draw).differs() for _ in range(SEQUENCES))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_votes_written_from_the_contract_alone_agree_with_the_client() -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

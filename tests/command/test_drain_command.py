@@ -78,6 +78,7 @@ def test_the_only_server_drains_by_force_and_a_second_time_with_status_0(
     assert second == f"server 4 at {server.address} is draining already: {ends}"
 
 
+@pytest.mark.long
 def test_waiting_shows_what_is_left_and_ends_when_the_server_has_gone(
     server_process: Callable[..., Any],
     start_server: Callable[..., Any],

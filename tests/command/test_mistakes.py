@@ -39,7 +39,7 @@ def words(name: str, *more: str) -> list[str]:
 
 
 def test_no_servers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    says = "no servers are named: give --servers host:port,host:port or set ACKER_SERVERS"
+    says = "no servers are named: give --servers host:port,host:port, or set ACKER_SERVERS or ACKER_ACCESS_FILE"
     assert mistaken(capsys, name, *words(name)) == says
 
 

@@ -105,6 +105,7 @@ def test_it_shows_where_a_source_is_in_each_partition(job: Callable[..., Job]) -
     assert len(one.printed("--partition", f"{one.topic}/1").splitlines()) == 4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_after_a_move_the_next_start_reads_from_there_and_only_from_there(
     job: Callable[..., Job], checkpoint: str | None
@@ -124,6 +125,7 @@ def test_after_a_move_the_next_start_reads_from_there_and_only_from_there(
     assert one.run() == [b"0.9", *[b"skipped"] * 4]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_a_dry_run_shows_the_move_and_changes_nothing(job: Callable[..., Job], checkpoint: str | None) -> None:
     one = job(checkpoint)
@@ -143,6 +145,7 @@ def test_a_dry_run_shows_the_move_and_changes_nothing(job: Callable[..., Job], c
     assert lines[3].split()[-2:] == ["10", "2"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_a_move_is_refused_while_a_driver_runs_and_changes_nothing(
     job: Callable[..., Job], checkpoint: str | None
@@ -180,6 +183,7 @@ def test_a_driver_that_runs_all_the_same_stops_and_does_not_undo_the_move(
     assert one.run() == [*values(0, 1, 10), *values(1, 1, 5)]
 
 
+@pytest.mark.long
 def test_after_a_crash_the_user_says_that_the_driver_is_stopped(job: Callable[..., Job]) -> None:
     one = job("kafka", 30)
     program = f"""

@@ -72,6 +72,7 @@ def states(found: dict[str, Any]) -> list[tuple[int, str, bool]]:
     return [(each["id"], each["state"], each["answers"]) for each in found["members"]]
 
 
+@pytest.mark.long
 def test_ring_shows_a_list_of_servers_and_how_many_slots_each_holds(
     listed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +131,7 @@ def test_status_shows_what_each_server_has_and_their_total(
     assert re.search(r"^    total +998 ", text, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_any_server_of_a_cluster_in_zookeeper_shows_all_also_who_drains_and_who_is_away(
     children: Callable[..., list[Child]], zookeeper: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,8 +158,16 @@ def test_any_server_of_a_cluster_in_zookeeper_shows_all_also_who_drains_and_who_
         assert found["epoch"] > 0
         assert 0 < found["members"][2]["away_s"] <= 60
         assert [each["slots"] for each in found["members"]] == [{"1": 1024.0}, {}, {}]
-        text = printed(capsys, status, "--servers", two.address, "--interval-s", "0.1")
-        assert text.startswith(f"epoch {found['epoch']}: 3 servers, 1 active, 1 draining, 1 away\n")
+        text = ""
+
+        def shows_the_same_view() -> bool:
+            nonlocal text
+            epoch = look()["epoch"]
+            text = printed(capsys, status, "--servers", two.address, "--interval-s", "0.1")
+            return text.startswith(f"epoch {epoch}: 3 servers, 1 active, 1 draining, 1 away\n")
+
+        # On a loaded machine, servers may lose their sessions and register again between the two commands.
+        eventually(shows_the_same_view)
         assert rows(text)["1"][1:4] == ["draining", "0", "1"]
         again = printed(capsys, drain, "1", "--servers", f"{one.address},{two.address}")
         assert again.startswith(f"server 1 at {two.address} is draining already: new batches go to 0, and it ends once")

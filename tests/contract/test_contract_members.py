@@ -61,6 +61,17 @@ def test_pins_are_kept_until_a_watch_brings_others(acker: Acker) -> None:
     assert status(acker.call("Pins", session=source.session)) == "STATUS_UNKNOWN_SOURCE"
 
 
+def test_a_root_of_a_batch_that_is_not_held_names_its_source_also_when_the_batch_is_over(acker: Acker) -> None:
+    source = acker.source()
+    source.watch(pins=b"here")
+    source.open_batch(1, 10, held=False)
+    root = source.root(9)
+    assert acker.call("Pins", root_id=root).pins == b"here"
+    source.settle(1, "SETTLEMENT_ABANDON")
+    assert acker.call("Pins", root_id=root).pins == b"here"
+    assert status(acker.call("Pins", root_id=source.root(10))) == "STATUS_UNKNOWN_SOURCE"
+
+
 def test_pins_have_a_most(acker: Acker) -> None:
     source = acker.source()
     assert status(source.watch(pins=bytes(65_536))) == "STATUS_APPLIED"

@@ -113,6 +113,7 @@ def test_a_lease_that_runs_out_drops_the_source_and_the_generation_says_so(acker
     assert source.init(ack(source.root(0), 5)).inits_known == 0
 
 
+@pytest.mark.long
 def test_a_watch_that_waits_does_not_outlast_its_lease(acker: Acker) -> None:
     source = Source(acker, lease_ms=4000)
     first = source.watch()
@@ -147,6 +148,7 @@ def restarted(server_process: Callable[..., Any], tmp_path: Path) -> Any:
     return server_process(f"--state-dir={tmp_path}")
 
 
+@pytest.mark.long
 def test_a_restart_with_state_has_another_incarnation_and_loses_nothing(restarted: Any) -> None:
     with Acker(restarted.address) as acker:
         source = acker.source()
@@ -171,6 +173,7 @@ def test_a_restart_with_state_has_another_incarnation_and_loses_nothing(restarte
         assert source.hear(2) == {pending: ("VERDICT_ACKED", ""), late: ("VERDICT_FAILED", "unfinished")}
 
 
+@pytest.mark.long
 def test_a_restart_without_state_has_another_generation_and_has_lost_all(restarted: Any) -> None:
     with Acker(restarted.address) as acker:
         source = acker.source()

@@ -138,6 +138,7 @@ def test_a_tree_that_takes_too_long_is_timed_out(acker: Acker, limit: str) -> No
     assert source.hear(1) == {source.root(0): ("VERDICT_TIMED_OUT", f"{limit}_timeout")}
 
 
+@pytest.mark.long
 def test_a_reset_starts_both_timeouts_anew(acker: Acker) -> None:
     source = acker.source(limits=pb.Limits(message_timeout_ms=2000, progress_timeout_ms=2000))
     kept, left = source.root(0), source.root(1)

@@ -10,6 +10,7 @@ import pytest
 from acker_command.demo import DemoError, corpus
 
 
+@pytest.mark.long
 def test_without_input_it_is_the_standard_library_and_nothing_that_was_installed() -> None:
     paths = corpus.find_files([])
     assert f"{sysconfig.get_path('stdlib')}/json/decoder.py" in paths

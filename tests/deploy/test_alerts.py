@@ -88,7 +88,7 @@ def test_a_real_prometheus_fires_when_a_real_server_refuses_times_out_ends_and_v
     limits = Limits(message_timeout_ms=50)
     with (
         Caller(server.address) as caller,
-        closing(Prometheus(tmp_path, str(server.http_address))) as prometheus,
+        closing(Prometheus(tmp_path, f'["{server.http_address}"]')) as prometheus,
     ):
         ack_a_tree(caller, 1)
         caller.watch(SESSION, limits=limits)

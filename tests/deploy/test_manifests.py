@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from acker_client.spark.driver import embedded
 from acker_protocol.version import VERSION
-from acker_service.config import OPTIONS, Config, flag, variable
-from tests.deploy.prometheus import ROOT
+from acker_service import config
+from acker_service.access import own_access
+from acker_service.config import OF_CLIENTS, OPTIONS, Config, flag, variable
+from acker_service.process import compiling
+from tests.deploy.container import dockerfile, variables_of_the_image
+from tests.deploy.prometheus import ROOT, SHIPPED, tool
 
 CLUSTER = {"app": "acker"}
 CLIENT = {"acker-client": "true"}
+# What these variables name is written.
+WRITTEN = ("ACKER_STATE_DIR", "ACKER_READY_FILE", "ACKER_OWN_ACCESS")
 
 
 def documents(path: str) -> list[dict[str, Any]]:
@@ -23,16 +32,6 @@ def documents(path: str) -> list[dict[str, Any]]:
 def of_kind(kind: str) -> dict[str, Any]:
     (document,) = [each for each in documents("deploy/k8s/acker.yaml") if each["kind"] == kind]
     return document
-
-
-def dockerfile() -> str:
-    return (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-
-
-def variables_of_the_image() -> dict[str, str]:
-    found = re.search(r"^ENV .*ACKER_.*$", dockerfile(), re.MULTILINE)
-    assert found
-    return dict(word.split("=", 1) for word in found[0].split()[1:])
 
 
 CONTAINERS: dict[str, dict[str, Any]] = {
@@ -99,12 +98,91 @@ def test_each_pod_is_a_server_of_its_own_that_clients_reach_also_while_it_drains
     assert service["spec"]["publishNotReadyAddresses"]
 
 
-def test_the_sidecar_is_reached_where_it_listens() -> None:
+def test_the_sidecar_is_reached_where_it_listens_with_access_of_its_own_making() -> None:
     pod = documents("deploy/k8s/sidecar.yaml")[0]
-    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
-    told = {each["name"]: each["value"] for each in CONTAINERS["sidecar.yaml"]["env"]}
-    assert env["ACKER_SERVERS"] == f"$(POD_IP):{told['ACKER_PORT']}"
+    (driver,) = pod["spec"]["containers"]
+    env = {each["name"]: each["value"] for each in driver["env"]}
+    told = {each["name"]: each.get("value") for each in CONTAINERS["sidecar.yaml"]["env"]}
+    assert told["ACKER_ADVERTISE"] == f"$(POD_IP):{told['ACKER_PORT']}"
+    assert list(told).index("POD_IP") < list(told).index("ACKER_ADVERTISE")
+    assert env == {"ACKER_ACCESS_FILE": f"{told['ACKER_OWN_ACCESS']}/{own_access.ACCESS}"}
+    assert set(env) <= OF_CLIENTS
     assert pod["metadata"]["labels"] == CLIENT
+    # Both see the same volume at the same place, and the server makes its own private directory there.
+    mounts = [
+        {each["name"]: each["mountPath"] for each in it["volumeMounts"]} for it in (CONTAINERS["sidecar.yaml"], driver)
+    ]
+    assert mounts[0]["acker-access"] == mounts[1]["acker-access"] == str(Path(told["ACKER_OWN_ACCESS"] or "").parent)
+
+
+@each_container
+def test_a_container_writes_only_where_it_has_a_volume(name: str) -> None:
+    container = CONTAINERS[name]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    told = variables_of_the_image() | {each["name"]: each.get("value", "") for each in container["env"]}
+    written = {variable: told[variable] for variable in WRITTEN if variable in told}
+    assert len(written) >= 2
+    writable = [each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")]
+    assert [path for path in written.values() if not any(path.startswith(f"{mount}/") for mount in writable)] == []
+
+
+def test_prometheus_finds_the_ports_that_the_manifests_name() -> None:
+    (discovered,) = documents("deploy/prometheus/kubernetes.yml")
+    jobs = {job["job_name"]: job["relabel_configs"][0]["regex"] for job in discovered["scrape_configs"]}
+    assert jobs == {
+        "acker": "acker;http",
+        "acker-sidecar": "acker-http;Running",
+        "acker-driver": "acker-driver;Running",
+    }
+    monitors = {each["metadata"]["name"]: each["spec"] for each in documents("deploy/k8s/podmonitor.yaml")}
+    endpoints = {
+        end["relabelings"][0]["replacement"]: (spec["selector"]["matchLabels"], end["port"])
+        for spec in monitors.values()
+        for end in spec["podMetricsEndpoints"]
+    }
+    assert endpoints == {
+        "acker": (CLUSTER, "http"),
+        "acker-sidecar": (CLIENT, "acker-http"),
+        "acker-driver": (CLIENT, "acker-driver"),
+    }
+    (driver,) = documents("deploy/k8s/sidecar.yaml")[0]["spec"]["containers"]
+    named = {port["name"] for container in (*CONTAINERS.values(), driver) for port in container["ports"]}
+    assert {port for _, port in endpoints.values()} <= named
+    annotations = documents("deploy/k8s/sidecar.yaml")[0]["metadata"]["annotations"]
+    ports = {each["name"]: each["containerPort"] for each in CONTAINERS["sidecar.yaml"]["ports"]}
+    assert annotations == {"prometheus.io/scrape": "true", "prometheus.io/port": str(ports["acker-http"])}
+
+
+def test_promtool_takes_the_configuration_for_kubernetes(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text((SHIPPED / "alerts.yaml").read_text())
+    text = (SHIPPED / "kubernetes.yml").read_text()
+    # Debian's Prometheus is built without discovery in Kubernetes. A CA that is named has to exist.
+    text = text.replace("kubernetes_sd_configs: [{ role: pod }]", "file_sd_configs: [{ files: [pods.json] }]")
+    for name in ("token", "ca.crt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "kubernetes.yml").write_text(text.replace("/etc/prometheus/acker", str(tmp_path)))
+    done = subprocess.run([tool("promtool"), "check", "config", tmp_path / "kubernetes.yml"], check=False)
+    assert done.returncode == 0
+
+
+def modules_with_kernels() -> set[str]:
+    """Return the names of the modules whose functions numba compiles into its cache."""
+    found = [path.relative_to(ROOT) for path in (*ROOT.glob("acker_*/**/*.py"), *ROOT.glob("client/**/*.py"))]
+    compiled = [path for path in found if "@njit" in (ROOT / path).read_text()]
+    return {".".join(path.with_suffix("").parts).removeprefix("client.") for path in compiled}
+
+
+def test_the_images_hold_every_compiled_kernel_for_the_processor_that_they_name() -> None:
+    text = (ROOT / "docs/operating/deploy.md").read_text()
+    (image,) = re.findall(r"^```dockerfile\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    of_the_service = {name for name in modules_with_kernels() if name.startswith("acker_service.")}
+    for each, modules in ((image, modules_with_kernels()), (dockerfile(), of_the_service)):
+        (imported,) = re.findall(r'-P -c "import (.*)"', each)
+        assert set(imported.split(", ")) == modules
+        assert set(re.findall(r"NUMBA_CPU_NAME=(\S+)", each)) == {"generic"}
+        assert each.count("NUMBA_CPU_NAME=") == 2
+    (locator,) = re.findall(r"NUMBA_CACHE_LOCATOR_CLASSES=(\S+)", image)
+    assert locator == compiling.LOCATORS
 
 
 def lets_in(namespace: dict[str, str], pod: dict[str, str], port: str, is_own: bool = False) -> bool:
@@ -156,6 +234,12 @@ def test_the_limit_of_a_container_is_enough_for_the_bounds_that_the_documents_pr
     assert bounds.needed_bytes <= limit_bytes * 3 // 4
     assert size_of(container["resources"]["requests"]["memory"]) <= limit_bytes
     row = f"| `deploy/k8s/{name}` | {limits['memory']} | {bounds.max_pending / 1e6:.1f} million |"
+    assert row in (ROOT / "docs/operating/server.md").read_text()
+
+
+def test_the_documents_say_what_an_embedded_server_takes() -> None:
+    bounds = config.read([f"--max-memory={embedded.MEMORY}"], {}).bounds
+    row = f"| embedded in a driver (`--max-memory {embedded.MEMORY}`) | | {bounds.max_pending / 1e6:.1f} million |"
     assert row in (ROOT / "docs/operating/server.md").read_text()
 
 

@@ -247,12 +247,17 @@ class Evidence:
     unfinished_because: str = ""
     has_run: bool = True
     is_shared: bool = False
+    waited_s: float = 0.0
+    folders: frozenset[str] = frozenset()
 
     def judge(self) -> BaseException | None:
         return None
 
     def vouch(self) -> None:
         """Do nothing: all sinks are trusted."""
+
+    def cancel_jobs(self) -> None:
+        """Do nothing: no batch has a timeout."""
 
     def release(self) -> None:
         """Nothing is kept."""
@@ -296,7 +301,7 @@ class Frame:
         for attempt in range(ATTEMPTS):
             client = self.load.executors[executor]
             try:
-                result = client.report_pinned(identity, entries, scope, (self.plan.pin,), may_leave=True)
+                result = client.report_pinned(identity, entries, scope, self.plan.pins, may_leave=True)
             except AckerError:
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -385,5 +390,5 @@ class Load:
         self._driver.shutdown(wait=False)
 
     def _frame(self, spark: Any, plan: FramePlan) -> Frame:
-        self.account.pins[plan.scope.number] = plan.pin
+        (self.account.pins[plan.scope.number],) = plan.pins
         return Frame(self, plan)

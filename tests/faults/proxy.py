@@ -18,9 +18,15 @@ class Proxy:
         self.mend()
         self._is_closed = False
         self._sockets: list[socket.socket] = []
+        self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections from clients."""
+        return len(self._open)
 
     def cut(self, *, to_server: bool = True, to_client: bool = True) -> None:
         """Hold back all bytes from now on, in both directions or in one."""
@@ -57,8 +63,13 @@ class Proxy:
                 _close(near)
                 continue
             self._sockets += [near, far]
+            self._open.add(near)
             for source, sink, passes in ((near, far, self._passes[0]), (far, near, self._passes[1])):
-                threading.Thread(target=_forward, args=(source, sink, passes), daemon=True).start()
+                threading.Thread(target=self._run, args=(near, source, sink, passes), daemon=True).start()
+
+    def _run(self, near: socket.socket, source: socket.socket, sink: socket.socket, passes: threading.Event) -> None:
+        _forward(source, sink, passes)
+        self._open.discard(near)
 
 
 def _forward(source: socket.socket, sink: socket.socket, passes: threading.Event) -> None:

@@ -136,7 +136,7 @@ def test_with_two_replicas_a_killed_server_costs_no_replay(servers: Servers, beg
     assert load.summary.saved > 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 def test_with_one_replica_a_killed_server_costs_the_replay_of_its_roots_and_of_no_other(
     servers: Servers, begin: Callable[..., Load]
 ) -> None:

@@ -59,6 +59,7 @@ class Load:
             {Verdict.ACKED: self.acked, Verdict.LOST: self.lost}[outcome.verdict].add(root)
 
 
+@pytest.mark.long
 def test_a_planned_restart_under_load_costs_no_replay(server_process: Callable[..., Any], tmp_path: Any) -> None:
     server = server_process(f"--state-dir={tmp_path}")
     load = Load(server.address)
@@ -95,6 +96,7 @@ def test_after_a_kill_under_load_each_tree_is_acked_or_lost_and_the_replay_is_ac
     load.client.close()
 
 
+@pytest.mark.long
 def test_a_server_that_was_paused_counts_a_retried_report_once(server_process: Callable[..., Any]) -> None:
     server = server_process()
     gave_up = threading.Event()

@@ -24,7 +24,8 @@ from acker_client.cluster.published import decode as decode_published
 from acker_client.pins import Pin
 from acker_client.pins import decode as decode_pins
 from acker_client.pins import encode as encode_pins
-from acker_client.source.checkpoints.checkpoint_file import CheckpointFile, digest_of
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.checkpoints.content import digest_of
 from acker_client.source.errors import CheckpointError
 from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion, RunId
 from acker_client.source.records.dead_letter import DeadLetter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from tests.fuzz.targets import targets
 
 @pytest.mark.parametrize("inputs", [4_000, pytest.param(400_000, marks=pytest.mark.long)])
 def test_damaged_input_is_refused_or_keeps_the_rules_of_its_format(tmp_path: Path, inputs: int) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
     all_targets = targets(tmp_path)
     weights = sum(each.weight for each in all_targets)
-    assert not sum(fuzz(each, inputs * each.weight // weights, seed) for each in all_targets)
+    # Always the same inputs: a red build is due to its change. `make fuzz FROM=n` tries others.
+    assert not sum(fuzz(each, inputs * each.weight // weights, 1) for each in all_targets)
 
 
 def test_each_target_accepts_what_is_not_damaged(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
             ["boto3"],
             "acker_client.source.Kinesis needs boto3",
         ),
+        (
+            "from acker_client.source.engine.progress_bar import bar_for; bar_for(True, 'orders')",
+            ["tqdm", "tqdm.auto"],
+            "progress=True needs tqdm",
+        ),
+        (
+            "from acker_client.source import Files; Files('a', name='a', checkpoint='s3://bucket/orders.ckpt')",
+            ["boto3"],
+            "a checkpoint in S3 needs boto3",
+        ),
     ],
 )
 def test_what_is_imported_without_its_extra_says_which_one_to_install(
@@ -47,7 +57,8 @@ def test_what_is_imported_without_its_extra_says_which_one_to_install(
     done = tried(statement, *blocked)
     extra = "service,spark" if "Pipeline" in statement else "service" if "testing" in statement else "spark"
     extra = "zookeeper" if "ZooKeeper" in statement else extra
-    extra = "kinesis" if "Kinesis" in statement else extra
+    extra = "kinesis" if "Kinesis" in statement else "s3" if "s3://" in statement else extra
+    extra = "progress" if "progress" in statement else extra
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(f"ImportError: {says}")
@@ -62,6 +73,7 @@ def test_kafka_without_its_extra_is_imported_and_says_which_one_to_install_when_
     assert "pip install 'acker[kafka]'" in last
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("blocked", ["fastavro", "httpx2", "confluent_kafka.schema_registry"])
 def test_values_of_kafka_without_their_extra_say_which_one_to_install(blocked: str) -> None:
     values = "values=Avro('id bigint', 'http://x')"
@@ -73,10 +85,11 @@ def test_values_of_kafka_without_their_extra_say_which_one_to_install(blocked: s
 
 
 def test_a_source_is_imported_without_spark_and_without_grpc() -> None:
-    blocked = ("pyspark", "pandas", "grpc", "numba", "kazoo", "boto3", "confluent_kafka")
+    blocked = ("pyspark", "pandas", "grpc", "numba", "kazoo", "boto3", "confluent_kafka", "tqdm")
     assert tried("import acker_client.source", *blocked).returncode == 0
 
 
+@pytest.mark.long
 def test_what_tests_need_has_a_name_in_the_client_too_which_loads_it_only_when_asked() -> None:
     lazy = "import sys, acker_client.testing as named; assert 'acker_testing' not in sys.modules"
     same = "from acker_client.testing import *; import acker_testing; assert Pipeline is acker_testing.Pipeline"

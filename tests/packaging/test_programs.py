@@ -28,6 +28,7 @@ from tests.packaging import programs
 from tests.service.caller import eventually
 from tests.source.kafka_broker import PARTITIONS, MockKafka
 from tests.source.kinesis_server import ENVIRONMENT, KinesisServer
+from tests.source.s3_server import S3Server
 from tests.source.schema_registry import SchemaRegistryServer
 
 ORDERS = """\
@@ -66,14 +67,12 @@ def run(path: Path, **settings: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.jvm
-def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
-    tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
+def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "monday.jsonl").write_text(ORDERS)
-    run(program("orders/*.jsonl", tmp_path, start_server().address))
+    run(program("max_dead_share=0.01", tmp_path))
     rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
     assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
     assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
@@ -81,13 +80,13 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
 
 @pytest.mark.long
 @pytest.mark.jvm
-def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server: Callable[..., Any]) -> None:
+def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     (tmp_path / "notes").mkdir()
     for number, note in enumerate(('{"items": [{"sku": "pear"}, {"sku": "plum"}]}', "no JSON")):
         (tmp_path / "notes" / f"{number}.json").write_text(json.dumps({"id": number, "note": note}))
-    run(program("tracked(", tmp_path, start_server().address))
+    run(program("tracked(", tmp_path))
     rows = pyarrow.parquet.read_table(tmp_path / "skus").to_pylist()
     assert sorted((row["id"], row["sku"]) for row in rows) == [(0, "pear"), (0, "plum")]
     (letter,) = map(json.loads, (tmp_path / "notes.dead").open())
@@ -96,12 +95,10 @@ def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server:
 
 @pytest.mark.long
 @pytest.mark.jvm
-def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
-    tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
+def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(tmp_path: Path) -> None:
     import pyarrow.parquet
 
-    path = program("Kinesis(", tmp_path, start_server().address)
+    path = program("Kinesis(", tmp_path)
     with KinesisServer() as kinesis:
         kinesis.create("orders", 2)
         kinesis.put("orders", [line for line in ORDERS.splitlines() if line])
@@ -114,15 +111,32 @@ def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
 
 @pytest.mark.long
 @pytest.mark.jvm
-def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(
-    tmp_path: Path, start_server: Callable[..., Any]
+def test_the_program_of_object_stores_runs_as_it_stands_in_a_process_of_its_own(
+    tmp_path: Path,
 ) -> None:
+    import pyarrow.parquet
+
+    path = program("s3://shop", tmp_path)
+    with S3Server() as s3:
+        s3.client.create_bucket(Bucket="shop")
+        s3.put("shop", "orders/monday/orders.jsonl", ORDERS)
+        said = run(path, **ENVIRONMENT, AWS_ENDPOINT_URL_S3=s3.url)
+        assert "end of the input (1 file)" in said
+        assert {key.partition("/")[0] for key in s3.keys("shop")} == {"orders", "state", "dead"}
+    rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+    assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
+    assert {row["path"] for row in rows} == {"s3://shop/orders/monday/orders.jsonl"}
+
+
+@pytest.mark.long
+@pytest.mark.jvm
+def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     with MockKafka() as kafka:
         kafka.create("orders")
         kafka.write("orders", 1, [line.encode() for line in ORDERS.splitlines() if line])
-        path = program('Kafka("orders"', tmp_path, start_server().address)
+        path = program('keep=["partition", "offset"]', tmp_path)
         path.write_text(path.read_text().replace("localhost:9092", kafka.servers))
         run(path)
         assert kafka.committed("orders", "orders")[1][0] == 2
@@ -172,13 +186,11 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.long
 @pytest.mark.jvm
-def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_a_signal(
-    tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
+def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_a_signal(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "app.log"
     log.parent.mkdir()
     log.write_text("fine\nERROR 1\nERR")
-    path = program("follow_s=2.0", tmp_path, start_server().address)
+    path = program("follow_s=2.0", tmp_path)
     with subprocess.Popen(
         ["python", path], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as running:
@@ -200,9 +212,7 @@ def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_
 
 @pytest.mark.long
 @pytest.mark.jvm
-def test_the_commands_and_the_program_of_dead_letters_try_one_again(
-    tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
+def test_the_commands_and_the_program_of_dead_letters_try_one_again(tmp_path: Path) -> None:
     origin = {"path": "orders/monday.jsonl", "line": 3, "byte": 70}
     value, reason = b'{"items": [{"sku": "kiwi"}]}', "items: KeyError: 'qty'"
     letters = DeadLetterFile(tmp_path / "dead.jsonl")
@@ -213,9 +223,68 @@ def test_the_commands_and_the_program_of_dead_letters_try_one_again(
     options: dict[str, Any] = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
     shown = subprocess.run(["sh", "-e", "-c", commands], check=True, **options).stdout
     assert "1 put back into again.jsonl, 0 left in dead.jsonl" in shown
-    again = program("PutBack(", tmp_path, start_server().address)
+    again = program("PutBack(", tmp_path)
     run(again)
     assert rows_in(tmp_path / "out") == [{"sku": "kiwi", "qty": 1, "path": "orders/monday.jsonl", "line": 3}]
+
+
+GOOD = '{"items": [{"sku": "apple", "qty": 2}]}'
+BAD = '{"items": [{"sku": "kiwi"}]}'
+
+
+@pytest.mark.long
+def test_the_program_of_a_stream_prints_how_each_try_of_a_record_ended(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "monday.jsonl").write_text(f"{GOOD}\n{BAD}\n")
+    said = run(program("source.outcomes(spark, process)", tmp_path, start_server().address)).splitlines()
+    assert sorted(line.rpartition("/")[2].rstrip() for line in said) == [
+        "monday.jsonl:1 ACKED 1 done",
+        "monday.jsonl:2 FAILED 1 tried again items: KeyError: 'qty'",
+        "monday.jsonl:2 FAILED 2 done items: KeyError: 'qty'",
+    ]
+
+
+@pytest.mark.long
+def test_the_program_of_a_listener_keeps_how_each_record_ended(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "monday.jsonl").write_text('{"sku": "apple", "qty": 2}\nno JSON\n')
+    run(program("class Journal(Listener)", tmp_path, start_server().address))
+    rows = sorted(line.split(",") for line in (tmp_path / "orders.csv").read_text().splitlines())
+    assert [(how, Path(path).name, line) for how, path, line, *_ in rows] == [
+        ("acked", "monday.jsonl", "1"),
+        ("dead letter", "monday.jsonl", "2"),
+    ]
+    assert "not a JSON object" in rows[1][3]
+
+
+@pytest.mark.long
+def test_the_program_of_a_topic_of_outcomes_writes_one_for_each_record(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    with MockKafka() as kafka:
+        kafka.create("orders")
+        kafka.create("orders.outcomes")
+        kafka.write("orders", 1, [b"one", b"two"])
+        path = program('KafkaTopic("orders.outcomes"', tmp_path, start_server().address)
+        path.write_text(path.read_text().replace("localhost:9092", kafka.servers))
+        run(path)
+        assert messages_in(kafka, "orders.outcomes") == 2
+        assert kafka.committed("orders", "orders")[1][0] == 2
+
+
+@pytest.mark.long
+def test_the_program_of_a_policy_gives_up_for_a_reason_and_queries_its_dead_letters(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "monday.jsonl").write_text(f"{GOOD}\n{BAD}\n")
+    said = run(program("class ByReason", tmp_path, start_server().address))
+    assert re.search(r"failed +1 ", said)
+    assert said.splitlines()[-1] == f"2 items: KeyError: 'qty' {BAD}"
 
 
 def start(path: Path) -> subprocess.Popen[str]:
@@ -233,7 +302,7 @@ def parquet_in(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.long
-def test_the_batch_job_and_its_port_write_the_same(tmp_path: Path, start_server: Callable[..., Any]) -> None:
+def test_the_batch_job_and_its_port_write_the_same(tmp_path: Path) -> None:
     items = [("apple", 2), ("pear", 1), ("plum", 7), ("apple", 0)]
     lines = [{"id": at, "items": [{"sku": sku, "qty": qty}]} for at, (sku, qty) in enumerate(items)]
     written = []
@@ -244,7 +313,7 @@ def test_the_batch_job_and_its_port_write_the_same(tmp_path: Path, start_server:
         if name == "before":
             run(program('spark.read.json("orders/"', folder))
         else:
-            run(program('explode("items", into="item")', folder, start_server().address))
+            run(program('explode("items", into="item")', folder))
         written.append(parquet_in(folder / "totals", "id", "sku", "qty", "price", "total"))
     assert written == [[(0, "apple", 2, 0.5, 1.0), (1, "pear", 1, 1.25, 1.25)]] * 2
 
@@ -290,9 +359,19 @@ class Posted(BaseHTTPRequestHandler):
 
 
 @pytest.mark.long
-def test_the_program_of_a_collector_posts_each_line(tmp_path: Path, start_server: Callable[..., Any]) -> None:
+def test_the_program_that_measures_the_cost_of_tracking_shows_both_speeds(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "lines.txt").write_text("one two\nthree\n" * 500)
+    said = run(program("def measured", tmp_path))
+    assert re.findall(r"^tracking (true|false): [\d,]+ records/s$", said, re.MULTILINE) == ["false", "true"] * 3
+    assert parquet_in(tmp_path / "words", "word") == sorted([("one",), ("two",), ("three",)] * 500)
+
+
+@pytest.mark.long
+def test_the_program_of_a_collector_posts_each_line(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
-    path = program('Collector("post")', tmp_path, start_server().address)
+    path = program('name="post"', tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), Posted) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         path.write_text(path.read_text().replace("localhost:8080", f"127.0.0.1:{server.server_port}"))
@@ -303,20 +382,83 @@ def test_the_program_of_a_collector_posts_each_line(tmp_path: Path, start_server
 
 
 @pytest.mark.long
-def test_the_program_of_a_udf_acks_what_its_select_has_written(
-    tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
+def test_the_program_of_a_udf_acks_what_its_select_has_written(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
-    said = run(program('loud("value")', tmp_path, start_server().address))
+    said = run(program('loud("value")', tmp_path))
     assert parquet_in(tmp_path / "loud", "value", "ack") == [("ONE", True), ("TWO", True)]
     assert re.search(r"acked +2 ", said)
 
 
+@pytest.fixture(params=[1, 3])
+def addresses(request: pytest.FixtureRequest, start_server: Callable[..., Any]) -> str:
+    """The addresses of one server, or of three."""
+    return ",".join(start_server(id=number).address for number in range(request.param))
+
+
 @pytest.mark.long
-def test_the_program_of_a_plain_client_in_tasks_runs_as_it_stands(
-    tmp_path: Path, start_server: Callable[..., Any]
+def test_the_program_of_a_row_udf_prints_acks_and_failures(tmp_path: Path, addresses: str) -> None:
+    (tmp_path / "lines.txt").write_text("one two\n\nthree\n")
+    said = run(program('words("value")', tmp_path, addresses))
+    assert sorted(said.splitlines()) == [
+        "'' FAILED words: ValueError: an empty line",
+        "'one two' ACKED ",
+        "'three' ACKED ",
+    ]
+
+
+@pytest.mark.long
+def test_the_program_of_a_pandas_udf_prints_acks_and_failures(tmp_path: Path, addresses: str) -> None:
+    (tmp_path / "lines.txt").write_text("one\nspam two\nthree\nfour\n")
+    said = run(program('score("value")', tmp_path, addresses))
+    assert sorted(said.splitlines()) == [
+        "done four",
+        "done one",
+        "done three",
+        "failed spam two score: ValueError: spam",
+    ]
+
+
+class FailsOneInTen(Posted):
+    """Refuses each tenth request, before it keeps its body."""
+
+    bodies: ClassVar[list[str]] = []
+    _lock = threading.Lock()
+    _requests = 0
+
+    def do_POST(self) -> None:
+        with self._lock:
+            FailsOneInTen._requests += 1
+            is_refused = not FailsOneInTen._requests % 10
+        if is_refused:
+            self.send_error(503)
+        else:
+            super().do_POST()
+
+
+@pytest.mark.long
+def test_the_program_that_posts_replays_what_a_service_refuses_until_it_has_every_line(
+    tmp_path: Path, addresses: str
 ) -> None:
-    said = run(program("worker.join(session)", tmp_path, start_server().address))
+    FailsOneInTen.bodies.clear()
+    lines = [f"line {number}" for number in range(50)]
+    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in lines))
+    path = program("while not lines.isEmpty()", tmp_path, addresses)
+    with ThreadingHTTPServer(("127.0.0.1", 0), FailsOneInTen) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        path.write_text(path.read_text().replace("localhost:8080", f"127.0.0.1:{server.server_port}"))
+        said = run(path).splitlines()
+        server.shutdown()
+    assert sorted(FailsOneInTen.bodies) == sorted(lines)
+    assert sorted(line.removesuffix(" ACKED ") for line in said if line.endswith(" ACKED ")) == sorted(lines)
+    failed = [line for line in said if "FAILED" in line]
+    assert len(failed) + len(lines) == len(said) == FailsOneInTen._requests
+    assert all(line.endswith("FAILED post: HTTP Error 503: Service Unavailable") for line in failed)
+    FailsOneInTen._requests = 0
+
+
+@pytest.mark.long
+def test_the_program_of_a_process_client_runs_as_it_stands(tmp_path: Path, addresses: str) -> None:
+    said = run(program('process_client("localhost:7070")', tmp_path, addresses))
     assert sorted(said.splitlines()) == ["jumps over FAILED", "the lazy dog ACKED", "the quick brown fox ACKED"]
 
 
@@ -369,7 +511,8 @@ def words() -> set[str]:
     calls = (node for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Call))
     given = (call.args[0] for call in calls if call.args and getattr(call.func, "id", "") == "program")
     found = {word.value for word in given if isinstance(word, ast.Constant)}
-    return {str(word) for word in found} | {"def each_item"}  # this one is run by tests/spark/test_examples.py
+    # Run by tests/spark/test_examples.py and by tests/deploy/test_sidecar.py.
+    return {str(word) for word in found} | {"def each_item", "start_http_server(7072)"}
 
 
 def test_every_program_of_the_documents_is_run() -> None:

@@ -41,6 +41,7 @@ def test_no_line_of_the_tables_is_left_out() -> None:
     assert len(lines) == len(rows()) >= 60
 
 
+@pytest.mark.sampled(93)
 @pytest.mark.parametrize(("number", "here", "shown"), rows(), ids=lambda value: value if len(value) < 4 else "")
 def test_a_rule_is_shown_by_tests_that_exist_or_says_why_not(number: str, here: str, shown: str) -> None:
     for file, name in TEST.findall(shown):

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,9 @@ from pyspark.sql import SparkSession
 from tests.pipelines.program import Program, generate
 from tests.pipelines.runner import Result, Server, run
 from tests.spark.local_conf import local_conf
+
+# What the programs of the seeds are changed to.
+Change = Callable[[Program], Program]
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD_S = 120.0
@@ -41,6 +44,10 @@ def session() -> SparkSession:
     spark = local_session("acker-pipelines", conf=local_conf(folder))
     spark.sparkContext.setLogLevel("OFF")
     return spark
+
+
+def unchanged(program: Program) -> Program:
+    return program
 
 
 class Steady(Server):
@@ -68,7 +75,7 @@ class Stopping(Server):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the loggers: they would only report the faults that were injected on purpose."""
     loggers = [logging.getLogger(name) for name in ("acker_client", "acker.spark", "py4j")]
     levels = [logger.level for logger in loggers]
@@ -120,7 +127,7 @@ class Bench:
             server = self._stopping = self._stopping or Stopping(Path(tempfile.mkdtemp(prefix="acker-server-"), "own"))
         if program.of_kind("driver killed"):
             self._kill_driver(program, folder, server)
-        with _quiet():
+        with quiet():
             return run(program, self.spark, server, folder)
 
     def die(self, seed: int, folder: str) -> None:
@@ -147,12 +154,12 @@ class Bench:
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
-    def report(self, seeds: Sequence[int], *, shrinks: bool, shows: bool) -> int:
+    def report(self, seeds: Sequence[int], *, shrinks: bool, shows: bool, change: Change = unchanged) -> int:
         """Run ``seeds`` and print the findings. Return 1 if there are any, else 0."""
         results = []
         began = time.monotonic()
         for seed in seeds:
-            program = generate(seed)
+            program = change(generate(seed))
             if shows:
                 print(program, flush=True)
             started = time.monotonic()

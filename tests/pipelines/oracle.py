@@ -84,6 +84,13 @@ def filtered(tokens: Tokens, rows: Iterable[Row]) -> Tokens:
     return Counter({t: count for t, count in tokens.items() if t in kept})
 
 
+def written(how: str, rows: Sequence[Row]) -> Tokens:
+    """Return the tokens that the delivery ``how`` of ``rows`` writes."""
+    if how == "joined with nothing":
+        return Counter()
+    return Counter(way for k, t in rows if how != "filtered" or k % 2 == 0 for way in t.split("|"))
+
+
 def may_die(program: Program) -> set[int]:
     """Return the records that may become dead letters.
 

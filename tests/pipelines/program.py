@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 KEYS = 7
 
@@ -166,6 +166,11 @@ class Program:
     second: bool = False
     threads: bool = False
     shares_sink: bool = False
+    tracking: bool = True
+    # How many batches are worked on at once.
+    concurrency: int = 1
+    # How the source chooses which records are tracked: "" for all of them, "condition" or "function".
+    track: str = ""
 
     @property
     def sources(self) -> dict[str, tuple[int, int]]:
@@ -182,6 +187,9 @@ class Program:
             f"seed {self.seed}: {self.records} records, batches of {self.batch_records} in {self.partitions} tasks,"
             f" {self.form}, faults in the first {self.faulty_batches}"
         )
+        head += f", {self.concurrency} at once" if self.concurrency > 1 else ""
+        head += "" if self.tracking else ", tracking off"
+        head += f", some untracked by a {self.track}" if self.track else ""
         lines = [head, *(f"  {key} = {value}" for key, value in self.conf)]
         lines += [f"  {name} = parse by {self.parse}" for name in self.sources]
         lines += ["  sinks in threads"] if self.threads else []
@@ -195,8 +203,34 @@ class Program:
 FORMS = ("run", "loop", "with", "done")
 
 
+# Faults that only tracking detects, or that are about servers or about programs of a seed alone.
+NEEDS_TRACKING = ("shuffled", "flaky", "server restarts", "server killed", "driver killed")
+
+
 def generate(seed: int) -> Program:
     return _Generator(seed).program()
+
+
+def is_tracked(program: Program, number: int) -> bool:
+    return not program.track or number % 3 != 0
+
+
+def with_untracked(program: Program) -> Program:
+    """Return the same program with some untracked records."""
+    faults = tuple(fault for fault in program.faults if fault.kind != "driver killed")
+    return replace(program, faults=faults, track=("condition", "function")[program.seed % 2])
+
+
+def without_tracking(program: Program) -> Program:
+    """Return the same program with tracking off, without the faults that need tracking.
+
+    One that raises in user code is run by ``Source.run``, because its batches fail as a whole.
+    """
+    faults = tuple(fault for fault in program.faults if fault.kind not in NEEDS_TRACKING)
+    raises = any(fault.kind in ("poison", "flaky once") for fault in faults)
+    form = "run" if raises and not program.second else program.form
+    faults = () if raises and program.second else faults
+    return replace(program, faults=faults, form=form, tracking=False)
 
 
 @dataclass
@@ -209,6 +243,7 @@ class _Generator:
         self.dice = random.Random(self.seed)
         # Separate dice, so that seeds give the same programs as before cogroups were added.
         self.meetings = random.Random(f"{self.seed} meetings")
+        self.company = random.Random(f"{self.seed} company")
         # Per frame that no step has consumed yet: whether its anchors are packed.
         self.open: dict[str, bool] = {"f0": False}
 
@@ -238,6 +273,8 @@ class _Generator:
             conf.append(("spark.sql.execution.arrow.maxRecordsPerBatch", dice.choice(("5", "20"))))
         if dice.random() < 0.1:
             conf.append(("spark.sql.execution.arrow.useLargeVarTypes", "true"))
+        concurrency = self.company.choice((1, 2, 3)) if form == "run" else 1
+        batches = batches if concurrency == 1 else concurrency + 1
         return Program(
             seed=self.seed,
             records=records,
@@ -254,6 +291,7 @@ class _Generator:
             second=second,
             threads=len(ends) > 1 and dice.random() < 0.15,
             shares_sink=len(ends) > 1 and dice.random() < 0.2,
+            concurrency=concurrency,
         )
 
     # -- steps

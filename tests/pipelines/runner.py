@@ -8,6 +8,7 @@ It checks each ACK against the oracle when the ACK is reported, and counts the a
 - "no answer": a record that is neither acked nor dead at the end, or has more than one answer
 - "raised": an exception that no fault explains
 - "refused": an abandoned batch whose sinks all did what they should
+- "differs": with tracking off or untracked records, an output that is not what plain code makes
 
 "Needless" replays, in batches in which nothing went wrong, are counted separately and are no findings.
 """
@@ -53,14 +54,15 @@ from acker_client.spark import (
 from acker_client.spark import functions as AF
 from tests.pipelines import oracle, work
 from tests.pipelines.oracle import Execution, Judge, Tokens
-from tests.pipelines.program import FANS, KEYS, Act, End, Program, Step
+from tests.pipelines.program import FANS, KEYS, Act, End, Program, Step, is_tracked
 
 SCHEMA = "k bigint, t string"
 Pairs = Sequence[tuple[int, int]]
 TRACKING = ("_root", "_edge", "_anchors")
 MATCHES = "array('a', 'b', 'c')"
-# More than any program needs. A program that reaches a limit would never end.
-BATCHES_MAX = 120
+# More than any program needs. A program that reaches a limit would never end. With tracking off, each record that fails
+# is searched for in batches of its own.
+BATCHES_MAX, UNTRACKED_BATCHES_MAX = 120, 600
 RUNS_MAX = 12
 
 
@@ -122,6 +124,9 @@ class _Ear(Listener):
     def on_fail(self, failed: Emissions, why: Failures) -> None:
         self.runner.hear_failed(self._pairs(failed), why)
 
+    def on_absent(self, absent: Emissions) -> None:
+        self.runner.hear_absent(self._pairs(absent))
+
     def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
         self.runner.hear_dead(self._pairs(dead), why)
 
@@ -141,24 +146,31 @@ class _Runner:
         self.notes = folder / "notes"
         self.out = folder / "out"
         self.runs = runs_before
-        # Number of the current batch, from 1 over all runs. ``emitted``: root to (batch, record number).
-        self.ordinal = 0
+        # Number of the newest batch, from 1 over all runs. ``emitted``: root to (batch, record number).
+        self.newest = 0
         self._ordinals: dict[tuple[int, int], int] = {}
         self._ordinals_before = 0
         self.emitted: dict[int, tuple[int, int]] = {}
         self.answered: dict[int, str] = {}
         self.acked: set[int] = set()
         self.dead: set[int] = set()
+        self.absent: set[int] = set()
         self.fallen: list[tuple[int, int, str]] = []
         self.troubled: dict[int, str] = {}
         self.views: list[str] = []
         self.tables: dict[str, str] = {}
         self.sinks: dict[str, Any] = {}
         self.sink_runs = 0
-        # Acts of the sink that is called in this thread.
+        # The batch on which this thread works, and the acts of the sink that is called in it.
         self.local = threading.local()
+        self._lock = threading.Lock()
         self.restarting: list[threading.Thread] = []
         self.tag = uuid.uuid4().hex[:8]
+
+    @property
+    def ordinal(self) -> int:
+        """Number of the batch on which this thread works; of the newest one if it works on none."""
+        return int(getattr(self.local, "ordinal", self.newest))
 
     # -- one program
 
@@ -175,6 +187,7 @@ class _Runner:
             warnings.simplefilter("ignore", MovingBoundaries)
             try:
                 self._run_until_answered()
+                self._compare_outputs()
             except Endless as error:
                 if not self.result.findings:
                     self._find("no answer", f"{error}")
@@ -187,7 +200,7 @@ class _Runner:
         before = self.runs
         while True:
             self.runs += 1
-            reached = self.ordinal
+            reached = self.newest
             if self.runs - before > RUNS_MAX:
                 raise Endless(f"{RUNS_MAX} runs did not come to the end")
             try:
@@ -205,7 +218,7 @@ class _Runner:
         """Run the program once. Return False if it left the loop early."""
         sources = {name: self._source(name) for name in self.program.sources}
         if self.program.form == "run":
-            sources["f0"].run(self.spark, lambda batch: self._process({"f0": batch}))
+            sources["f0"].run(self.spark, self._process_beside_others)
             return True
         loops = {name: source.batches(self.spark) for name, source in sources.items()}
         with contextlib.ExitStack() as stack:
@@ -217,6 +230,14 @@ class _Runner:
                     return False
         return True
 
+    def _process_beside_others(self, batch: Batch) -> None:
+        """Process a batch of ``run``, in whatever thread that is."""
+        self.local.ordinal = self._ordinals[self.runs, batch.number]
+        try:
+            self._process({"f0": batch})
+        finally:
+            del self.local.ordinal
+
     def _source(self, name: str) -> Files:
         program = self.program
         return Files(
@@ -227,9 +248,11 @@ class _Runner:
             retry=Retry(max_retries=program.max_retries, max_interruptions=10, initial_s=0.0, cap_s=0.0),
             max_dead_share=1.0,
             batch_records=program.batch_records,
+            concurrency=program.concurrency,
             partitions=program.partitions,
             listener=_Ear(self, program.sources[name][0]),
             deadline_s=60.0,
+            track={"": None, "condition": work.TRACKED, "function": work.tracked}[program.track],
         )
 
     def _turn(self, batches: dict[str, Any]) -> bool:
@@ -268,8 +291,14 @@ class _Runner:
                 self._outer_look(frames[frame], how)
         ends = [end for end in program.ends if end.frame in frames]
         if program.threads:
+            ordinal = self.ordinal
+
+            def call(end: End) -> None:
+                self.local.ordinal = ordinal
+                self._call(end, frames[end.frame])
+
             with ThreadPoolExecutor(len(ends)) as threads:
-                list(threads.map(lambda end: self._call(end, frames[end.frame]), ends))
+                list(threads.map(call, ends))
         else:
             for end in ends:
                 self._call(end, frames[end.frame])
@@ -353,8 +382,9 @@ class _Runner:
         swallows = self._is_first and end.swallow == "sink"
         for act in self.local.acts:
             execution = Execution(self.ordinal, end, act.what, act.how, run=self.local.run)
-            self.judge.executions.append(execution)
-            name = f"{self.ordinal}.{len(self.judge.executions)}"
+            with self._lock:
+                self.judge.executions.append(execution)
+                name = f"{self.ordinal}.{len(self.judge.executions)}"
             try:
                 execution.read = self._act(end, act, rows, name)
                 execution.went_through = True
@@ -370,7 +400,11 @@ class _Runner:
     def _explain(self, error: Exception) -> None:
         """Record an unexpected failure of an action: as a finding, unless a fault explains it."""
         self.troubled.setdefault(self.ordinal, _gist(error))
-        faults = self.program.of_kind("server killed", "server restarts", "lose shuffle file")
+        # With tracking off, a row that raises fails its task.
+        raising = () if self.program.tracking else ("poison", "flaky once")
+        # An interrupted run cancels the jobs of all its batches.
+        cancelling = ("interrupt",) if self.program.concurrency > 1 else ()
+        faults = self.program.of_kind("server killed", "server restarts", "lose shuffle file", *raising, *cancelling)
         if not faults:
             self._find("raised", f"batch {self.ordinal}: {_gist(error)}")
             if sum(kind == "raised" for kind, _ in self.result.findings) > 2:
@@ -413,7 +447,9 @@ class _Runner:
         if op == "group":
             return df.transform(group("k", SCHEMA, name=name)(work.Grouped(salt, self._harm(step)).table))
         if op == "where":
-            return df.transform(where(f"k % 3 <> {salt % 3}", name=name))
+            # Spark computes the remainder; the list is looked up in the chain of the step before.
+            keys = ", ".join(str(k) for k in range(KEYS + 3) if k % 3 != salt % 3)
+            return df.transform(where(f"k IN ({keys})" if salt // 3 % 2 else f"k % 3 <> {salt % 3}", name=name))
         if op in ("explode", "outer explode"):
             listed = df.withColumn("e", F.expr(f"slice(array(0, 1, 2), 1, cast((k + {salt}) % 3 as int))"))
             return _marked(listed.transform(explode("e", "i", outer=op[0] == "o", name=name)), "/", "i")
@@ -614,12 +650,13 @@ class _Runner:
     # -- events of the listener
 
     def hear_emitted(self, batch: int, pairs: Pairs) -> None:
-        self.ordinal = self._ordinals.setdefault((self.runs, batch), len(self._ordinals) + 1 + self._ordinals_before)
-        if self.ordinal > BATCHES_MAX:
-            raise Endless(f"{BATCHES_MAX} batches did not come to the end; open: {self._open()}")
-        self.result.batches = max(self.result.batches, self.ordinal)
+        self.newest = self._ordinals.setdefault((self.runs, batch), len(self._ordinals) + 1 + self._ordinals_before)
+        most = BATCHES_MAX if self.program.tracking else UNTRACKED_BATCHES_MAX
+        if self.newest > most:
+            raise Endless(f"{most} batches did not come to the end; open: {self._open()}")
+        self.result.batches = max(self.result.batches, self.newest)
         for root, number in pairs:
-            self.emitted[root] = (self.ordinal, number)
+            self.emitted[root] = (self.newest, number)
             self.result.emissions += 1
 
     def hear_acked(self, pairs: Pairs) -> None:
@@ -631,6 +668,8 @@ class _Runner:
                 self._find(
                     "no answer", f"record {number} of batch {batch} was acked after it was {self.answered[root]}"
                 )
+            if not is_tracked(self.program, number):
+                self._find("no answer", f"record {number} was acked, and is not tracked")
             self.answered[root] = "acked"
             self.acked.add(number)
             objection = self.judge.objection(batch, number)
@@ -647,6 +686,14 @@ class _Runner:
             self.answered[root] = "failed"
             self.fallen.append((batch, number, why.reason(index).partition("\n")[0][:160]))
 
+    def hear_absent(self, pairs: Pairs) -> None:
+        """Note that records have ended without an outcome: untracked ones, once each."""
+        for root, number in pairs:
+            if is_tracked(self.program, number) or number in self.absent or root in self.answered:
+                self._find("no answer", f"record {number} has ended without an outcome")
+            self.answered[root] = "absent"
+            self.absent.add(number)
+
     def hear_dead(self, pairs: Pairs, why: Failures) -> None:
         allowed = oracle.may_die(self.program)
         for index, (_, number) in enumerate(pairs):
@@ -658,16 +705,13 @@ class _Runner:
     # -- result
 
     def _open(self) -> list[int]:
-        return sorted(set(range(self.program.records)) - self.acked - self.dead)
+        return sorted(set(range(self.program.records)) - self.acked - self.dead - self.absent)
 
     def _sum_up(self) -> None:
         result = self.result
         if self._open() and not result.findings:
             self._find("no answer", f"neither acked nor dead: {self._open()}")
-        raised = {int(path.name.partition(".")[2]) for path in self.notes.glob("raised.*")}
-        quiet = {
-            batch for batch in range(1, self.ordinal + 1) if batch not in self.troubled and self.judge.is_done(batch)
-        }
+        raised, quiet = self._raised(), self._quiet()
         result.quiet_emissions = sum(batch in quiet for batch, _ in self.emitted.values())
         for batch, number, reason in self.fallen:
             if batch in quiet and number not in raised:
@@ -675,6 +719,34 @@ class _Runner:
                 if reason.startswith("the batch failed"):
                     self._find("refused", f"record {number} in batch {batch}: {reason}")
         result.fired = bool(self.troubled) or any(self.notes.iterdir())
+
+    def _raised(self) -> set[int]:
+        """Return the records at whose rows user code has raised."""
+        return {int(path.name.partition(".")[2]) for path in self.notes.glob("raised.*")}
+
+    def _quiet(self) -> set[int]:
+        """Return the batches in which nothing went wrong, apart from rows that raised."""
+        return {
+            batch for batch in range(1, self.newest + 1) if batch not in self.troubled and self.judge.is_done(batch)
+        }
+
+    def _compare_outputs(self) -> None:
+        """Check that each delivery of a quiet batch has the rows that plain code makes of the records, each once."""
+        if self.program.tracking and (not self.program.track or self._raised()):
+            return
+        quiet = self._quiet()
+        for each in self.judge.executions:
+            if each.batch not in quiet or each.what != "deliver" or each.read is None:
+                continue
+            rows = [
+                row
+                for batch, number in self.emitted.values()
+                if batch == each.batch
+                for row in oracle.frames_of(self.program, number)[each.end.frame]
+            ]
+            expected, found = oracle.written(each.how, rows), each.read()
+            if found != expected:
+                self._find("differs", f"{each.how}: lacks {expected - found}, has {found - expected} more")
 
     def _find(self, kind: str, text: str) -> None:
         self.result.findings.append((kind, text))
@@ -685,7 +757,7 @@ class _Runner:
     def _write(self, note: dict[str, Any]) -> None:
         if self.program.of_kind("driver killed"):
             with open(self.folder / "journal.jsonl", "a") as journal:
-                journal.write(json.dumps({"batches": self.ordinal, "runs": self.runs, **note}) + "\n")
+                journal.write(json.dumps({"batches": self.newest, "runs": self.runs, **note}) + "\n")
 
     def _write_execution(self, execution: Execution, name: str) -> None:
         self._write({"execution": name, "went_through": execution.went_through})
@@ -708,9 +780,8 @@ class _Runner:
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
-        conf = {"spark.sql.shuffle.partitions": "2", "spark.acker.servers": self.server.address} | dict(
-            self.program.conf
-        )
+        acker = ("servers", self.server.address) if self.program.tracking else ("tracking", "false")
+        conf = {"spark.sql.shuffle.partitions": "2", f"spark.acker.{acker[0]}": acker[1]} | dict(self.program.conf)
         before = {key: self.spark.conf.get(key, None) for key in conf}
         for key, value in conf.items():
             self.spark.conf.set(key, value)

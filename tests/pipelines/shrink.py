@@ -60,6 +60,8 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield replace(program, shares_sink=False)
     if program.form != "run" and not program.second:
         yield replace(program, form="run")
+    if program.concurrency > 1:
+        yield replace(program, concurrency=1)
 
 
 def _without_a_step(program: Program) -> Iterator[Program]:

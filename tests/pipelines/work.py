@@ -92,6 +92,15 @@ class Harm:
             path.unlink(missing_ok=True)
 
 
+def tracked(batch: pa.RecordBatch) -> list[bool]:
+    """The option ``track`` as a function; see ``program.is_tracked``."""
+    return [int(value) % 3 != 0 for value in batch.column("value").to_pylist()]
+
+
+# The same as a condition.
+TRACKED = "cast(value as bigint) % 3 <> 0"
+
+
 @dataclass(frozen=True)
 class Parse:
     def rows(self, row: Any) -> Iterator[tuple[int, str]]:

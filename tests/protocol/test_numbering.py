@@ -33,7 +33,7 @@ FIELDS = {
     "ViewReply": "incarnation epoch members",
     "DrainRequest": "",
     "DrainReply": "incarnation status detail epoch",
-    "PinsRequest": "session",
+    "PinsRequest": "session root_id",
     "PinsReply": "incarnation status detail pins epoch",
 }
 # The field ``ensemble`` has this number in every reply.

@@ -84,7 +84,7 @@ PLAIN: dict[type[Any], tuple[type[Message], st.SearchStrategy[Any]]] = {
         pb.DrainReply,
         st.builds(messages.DrainReply, uint64, statuses, sentences, uint64),
     ),
-    messages.Pins: (pb.PinsRequest, st.builds(messages.Pins, uint64)),
+    messages.Pins: (pb.PinsRequest, st.builds(messages.Pins, uint64, uint64)),
     messages.PinsReply: (
         pb.PinsReply,
         st.builds(messages.PinsReply, uint64, statuses, sentences, some_bytes, uint64),
@@ -101,6 +101,7 @@ def travelled(encoded: _Sent) -> _Sent:
     return type(encoded).FromString(encoded.SerializeToString())
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", PLAIN)
 @given(st.data())
 def test_a_plain_message_arrives_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:

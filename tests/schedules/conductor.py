@@ -170,6 +170,8 @@ class Conductor:
                 self._listen(number)
         for number, client in enumerate(self._clients):
             joins = [session for of, session in sessions.items() if of != number]
+            if self._schedule.never_joins:
+                continue
             if self._schedule.joins_late and number not in sessions:
                 client.joins = joins
             else:

@@ -104,6 +104,7 @@ class Schedule:
 
     Client processes are numbered: first the emitters, then the ackers. ``hands_on_early``: processes hand records on
     before their flush instead of after it. ``joins_late``: ackers join the sources only before their first task.
+    ``never_joins``: no process joins a source; each finds the sources by their roots.
     """
 
     seed: int
@@ -114,6 +115,7 @@ class Schedule:
     hands_on_early: bool
     joins_late: bool
     faults: tuple[Fault, ...]
+    never_joins: bool = False
 
     @property
     def workers(self) -> int:
@@ -137,7 +139,8 @@ class Schedule:
         return (
             f"seed {self.seed}: {self.servers} servers, R = {self.replicas}, {self.ackers} ackers, {roots} roots,"
             f" {self.steps} steps{', early' if self.hands_on_early else ''}"
-            f"{', late' if self.joins_late else ''}\n  {emitters}\n  " + ", ".join(map(str, self.faults))
+            f"{', no joins' if self.never_joins else ', late' if self.joins_late else ''}\n  {emitters}\n  "
+            + ", ".join(map(str, self.faults))
         )
 
     @classmethod
@@ -152,7 +155,9 @@ class Schedule:
         suspect = rng.choice(workers[count:])
         emitters = tuple(_emitter(rng, workers, count, suspect) for _ in range(count))
         without = cls(seed, servers, replicas, emitters, ackers, rng.random() < 0.3, rng.random() < 0.3, ())
-        return replace(without, faults=_faults(rng, without, suspect))
+        # A generator of its own, so that a seed keeps its faults.
+        never_joins = random.Random(f"joins {seed}").random() < 0.4
+        return replace(without, faults=_faults(rng, without, suspect), never_joins=never_joins)
 
 
 def _cut_off(rng: random.Random, seed: int) -> Schedule:

@@ -175,7 +175,7 @@ def test_all_memory_is_free_when_the_sources_have_closed() -> None:
     assert shard.stats.memory == empty
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_as_much_memory_is_counted_as_sources_batches_and_answers_take() -> None:
     shard = Shard(incarnation=1, generation=2)
     # Compile the kernels first.
@@ -207,4 +207,4 @@ def test_as_much_memory_is_counted_as_sources_batches_and_answers_take() -> None
     of_answers = ratio(before)
     tracemalloc.stop()
     assert min(of_sources, of_batches, of_answers) > 0.95, (of_sources, of_batches, of_answers)
-    assert max(of_sources, of_batches, of_answers) < 1.7, (of_sources, of_batches, of_answers)
+    assert max(of_sources, of_batches, of_answers) < 1.8, (of_sources, of_batches, of_answers)

@@ -98,6 +98,7 @@ def large(number: int) -> int:
     return number + (1 << 63)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [20_000, 30_000, 43_700])
 @pytest.mark.parametrize("per_session", [0, 1, 2, 11, 64])

@@ -45,7 +45,7 @@ def test_whole_messages_pass_any_number_of_half_sent_ones(start_server: StartSer
         assert page(server, "/readyz") == (200, "ok\n")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_calls_pass_those_of_eight_connections_that_send_halves_without_any_being_cancelled(
     start_server: StartServer,
 ) -> None:

@@ -32,7 +32,7 @@ def port_of(address: str) -> str:
     return address.rpartition(":")[2]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["acker_service", "acker_command"])
 def test_the_check_follows_the_http_port_by_flag_by_variable_and_by_ready_file(
     server_process: Callable[..., Any], tmp_path: Path, module: str

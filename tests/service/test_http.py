@@ -257,6 +257,7 @@ def test_a_slow_page_is_rendered_once_at_a_time_and_delays_no_other_page_however
         pages.server.stop()
 
 
+@pytest.mark.long
 def test_a_reset_is_no_event(server_process: Callable[..., Any]) -> None:
     process = server_process()
     host, _, port = process.http_address.rpartition(":")
@@ -339,6 +340,7 @@ def test_a_client_of_the_http_port_fails_at_once_and_says_which_port_it_is(start
         client.open_source("orders")
 
 
+@pytest.mark.long
 def test_without_descriptors_it_pauses_says_so_once_and_goes_on_when_it_has_some(
     server_process: Callable[..., Any],
 ) -> None:

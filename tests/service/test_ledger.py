@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from acker_protocol.ids import SLOTS, Column, mix64_column, unmix64_column
 from acker_protocol.messages import NO_KINDS, NO_REASON_IDS
 from acker_service.core import kernels
-from acker_service.core.ledger import MOVED_MAX, WINDOW_FITS, Ledger, Numbering, Sections
+from acker_service.core.ledger import ENTRIES_MAX, Ledger, Numbering, Sections
+from acker_service.core.outputs import Outputs
+from acker_service.core.tables import CAPACITY_MIN, LARGE, MOVED_MAX, WINDOW_FITS, Tables, new_table
 
 ALL_SLOTS = np.full(SLOTS // 64, 2**64 - 1, np.uint64)
 INDEX = 5
@@ -28,12 +31,42 @@ def checked(ledger: Ledger, roots: Column) -> Sections:
     return report
 
 
+def apply(ledger: Ledger, roots: Column, call: Callable[[Sections, slice, Outputs], None]) -> None:
+    """Call ``call`` with all sections, some at a time, until all have been applied. Counts their outcomes."""
+    slots, start = mix64_column(roots) >> np.uint64(54), 0
+    while start < len(roots):
+        stop = len(roots)
+        if stop - start > ENTRIES_MAX:
+            # The last section whose end is within ENTRIES_MAX.
+            stop = int(np.searchsorted(slots, slots[start + ENTRIES_MAX]))
+        sections, outputs = checked(ledger, roots[start:stop]), ledger.free_outputs()
+        ledger.begin()
+        call(sections, slice(start, stop), outputs)
+        ended = int(ledger.counters[kernels.OUTCOMES])
+        np.subtract.at(ledger.pending, outputs.info[:ended] & np.uint64(kernels.INDEXES - 1), 1)
+        ledger.grow()
+        make_tables(ledger)
+        start += int(sections.starts[int(ledger.counters[kernels.SECTION])])
+
+
+def make_tables(ledger: Ledger) -> None:
+    for slot, cells in list(ledger.tables.wanted.items()):
+        ledger.tables.replace_large(slot, new_table(cells))
+    ledger.tables.go_on_moving(50)
+
+
 def init(ledger: Ledger, roots: Column, vals: Column, tick: int = 0) -> None:
-    ledger.apply_inits(checked(ledger, roots), vals, ALL_SLOTS, INDEX, False, None, tick)
+    def call(sections: Sections, some: slice, outputs: Outputs) -> None:
+        ledger.apply_inits(sections, vals[some], ALL_SLOTS, INDEX, False, None, tick, outputs)
+
+    apply(ledger, roots, call)
 
 
 def ack(ledger: Ledger, roots: Column, vals: Column, tick: int = 0) -> None:
-    ledger.apply_updates(checked(ledger, roots), vals, NO_KINDS, NO_REASON_IDS, ALL_SLOTS, 1 << 40, tick)
+    def call(sections: Sections, some: slice, outputs: Outputs) -> None:
+        ledger.apply_updates(sections, vals[some], NO_KINDS, NO_REASON_IDS, ALL_SLOTS, 1 << 40, tick, outputs)
+
+    apply(ledger, roots, call)
 
 
 def entries(ledger: Ledger) -> dict[int, int]:
@@ -41,34 +74,85 @@ def entries(ledger: Ledger) -> dict[int, int]:
     return {key: val for part in parts for key, val in zip(part["keys"].tolist(), part["vals"].tolist(), strict=True)}
 
 
-@given(st.integers(0, 1 << 32))
-@settings(max_examples=25, deadline=None, phases=[Phase.generate])
-def test_entries_come_and_go_in_a_table_as_in_a_dict(seed: int) -> None:
-    chance, ledger, twin = random.Random(seed), Ledger(1 << 30), dict[int, int]()
-    # Only two slots and a narrow range of home cells, so that probes are long, wrap around, and removals shift cells.
-    top = [chance.randrange(SLOTS) << 54 for _ in range(2)]
-    homes = [chance.choice([0, 0xFFFFFFFF, chance.randrange(1 << 32)]) << 22 for _ in range(3)]
-    pool = sorted({slot | (home & (1 << 54) - 1) | low for slot in top for home in homes for low in range(1, 60)})
-    for _ in range(60):
-        keys = chance.sample(pool, chance.randrange(1, min(120, len(pool))))
-        roots = roots_with_keys(np.array(keys, np.uint64))
-        keys = np.sort(np.array(keys, np.uint64)).tolist()
-        if chance.random() < 0.4:
-            init(ledger, roots, np.full(len(roots), 3, np.uint64))
-            for key in keys:
-                twin.setdefault(key, 3)
-        else:
-            known = np.array([key in twin for key in keys])
-            vals = np.array([chance.choice([1, 2, 3]) for _ in keys], np.uint64)[known]
-            ack(ledger, roots[known], vals)
-            for key, val in zip(np.array(keys, np.uint64)[known].tolist(), vals.tolist(), strict=True):
-                twin[key] ^= val
-                if not twin[key]:
-                    del twin[key]
-        if chance.random() < 0.2:
-            ledger.fit()
-        assert entries(ledger) == twin
-    assert ledger.entries == len(twin) == int(ledger.pending[INDEX])
+def held(ledger: Ledger) -> dict[int, int]:
+    """Return all entries, also those in old tables."""
+    directory, count = ledger.tables.directory, ledger.tables.entries
+    keys, vals, flags = (np.empty(count, np.uint64) for _ in range(3))
+    kernels.copy_out(directory, 0, keys, vals, flags, np.empty(2 * count, np.int64))
+    return dict(zip(keys.tolist(), vals.tolist(), strict=True))
+
+
+class SlowLedger:
+    """The ack vals of a ledger in a dict. ``started``: the keys that had their init."""
+
+    def __init__(self) -> None:
+        self.vals, self.started = dict[int, int](), set[int]()
+
+    def init(self, keys: list[int], val: int) -> None:
+        for key in keys:
+            if key not in self.started:
+                self.started.add(key)
+                self.vals[key] = self.vals.get(key, 0) ^ val
+                self._end(key)
+
+    def ack(self, keys: list[int], vals: list[int]) -> None:
+        for key, val in zip(keys, vals, strict=True):
+            self.vals[key] = self.vals.get(key, 0) ^ val
+            self._end(key)
+
+    def _end(self, key: int) -> None:
+        if key in self.started and not self.vals[key]:
+            self.started.remove(key)
+            del self.vals[key]
+
+
+def crowded_keys(ledger: Ledger, chance: random.Random) -> list[int]:
+    """Return keys of two slots with home cells in narrow ranges, so that probes are long, wrap around, and removals
+    shift cells."""
+    drawn = np.random.default_rng(chance.getrandbits(32)).integers(1, 1 << 54, 60_000, dtype=np.uint64)
+    salt, width, pool = np.uint64(ledger.tables.directory[0, kernels.SALT]), (1 << 32) // 400, list[int]()
+    starts = (0, (1 << 32) - width, chance.randrange((1 << 32) - width))
+    for slot in chance.sample(range(SLOTS), 2):
+        keys = drawn | np.uint64(slot << 54)
+        homes = keys * salt >> np.uint64(32)
+        pool += keys[np.any([(homes >= start) & (homes < start + width) for start in starts], axis=0)].tolist()
+    return pool
+
+
+@pytest.mark.parametrize("large", [LARGE, 2 * CAPACITY_MIN])
+@example(seed=0)
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
+def test_entries_come_and_go_in_a_table_as_in_a_dict(large: int, seed: int) -> None:
+    """With a small LARGE, sub-tables are replaced step by step."""
+    chance, twin = random.Random(seed), SlowLedger()
+    ledger = Ledger(1 << 30, secret=chance.getrandbits(64))
+    pool, moves = crowded_keys(ledger, chance), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("acker_service.core.tables.LARGE", large)
+        patch.setattr("acker_service.core.tables.MOVED_MAX", 50)
+        for _ in range(60):
+            keys = np.array(sorted(chance.sample(pool, chance.randrange(1, 120))), np.uint64)
+            roots = roots_with_keys(keys)
+            if chance.random() < 0.4:
+                init(ledger, roots, np.full(len(roots), 3, np.uint64))
+                twin.init(keys.tolist(), 3)
+            else:
+                some = np.array([key in twin.vals or chance.random() < 0.3 for key in keys.tolist()])
+                vals = np.array([chance.choice([1, 2, 3]) for _ in keys], np.uint64)[some]
+                ack(ledger, roots[some], vals)
+                twin.ack(keys[some].tolist(), vals.tolist())
+            if chance.random() < 0.2:
+                ledger.tables.fit()
+                make_tables(ledger)
+            moves += int(ledger.tables.directory[:SLOTS, kernels.MOVING].sum())
+            assert held(ledger) == twin.vals
+    # Few seeds fill no sub-table so far that it is replaced.
+    assert (moves > 0) == (large < LARGE) or (seed and not moves)
+    assert entries(ledger) == twin.vals
+    assert not ledger.tables.directory[SLOTS:, kernels.COUNT].any()
+    assert ledger.tables.entries == len(twin.vals)
+    assert int(ledger.pending[INDEX]) == len(twin.started)
 
 
 @pytest.mark.parametrize("pending", [100_000, 1_000_000])
@@ -77,27 +161,27 @@ def test_a_pending_root_weighs_at_most_40_bytes(pending: int) -> None:
     for start in range(1, pending, step):
         roots = roots_with_keys(mix64_column(np.arange(start, start + step, dtype=np.uint64)))
         init(ledger, roots, np.ones(len(roots), np.uint64))
-        ledger.fit()
-    assert ledger.entries == pending
-    assert ledger.table_bytes <= 40 * pending
+        ledger.tables.fit()
+    assert ledger.tables.entries == pending
+    assert ledger.tables.bytes <= 40 * pending
 
 
 @pytest.mark.parametrize(("burst", "times"), [(20_000, 3), (200_000, 20), (2_000_000, 300)])
 def test_a_ledger_shrinks_in_the_second_window_after_a_burst_however_large(burst: int, times: int) -> None:
     ledger = Ledger(1 << 30)
-    empty_bytes = ledger.table_bytes
+    empty_bytes = ledger.tables.bytes
     roots = roots_with_keys(mix64_column(np.arange(1, burst + 1, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
-    full_bytes = ledger.table_bytes
+    full_bytes = ledger.tables.bytes
     ack(ledger, roots, np.ones(len(roots), np.uint64))
-    assert ledger.entries == 0
+    assert ledger.tables.entries == 0
     for _ in range(2 * WINDOW_FITS - 1):
-        ledger.fit()
-    assert ledger.table_bytes == full_bytes > times * empty_bytes
+        ledger.tables.fit()
+    assert ledger.tables.bytes == full_bytes > times * empty_bytes
     # Each call moves at most about MOVED_MAX cells.
     for _ in range(1 + full_bytes // kernels.CELL_BYTES // MOVED_MAX):
-        ledger.fit()
-    assert ledger.table_bytes <= 2 * empty_bytes
+        ledger.tables.fit()
+    assert ledger.tables.bytes <= 2 * empty_bytes
 
 
 @pytest.mark.parametrize("pending", [0, 3, 500, 20_000])
@@ -106,11 +190,11 @@ def test_a_ledger_to_which_nothing_happens_comes_to_rest(pending: int) -> None:
     roots = roots_with_keys(mix64_column(np.arange(1, pending + 1, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
     for _ in range(20):
-        ledger.fit()
-    tables = list(ledger._tables)
+        ledger.tables.fit()
+    tables = list(ledger.tables.cells)
     for _ in range(2 * WINDOW_FITS):
-        ledger.fit()
-    assert all(now is before for now, before in zip(ledger._tables, tables, strict=True))
+        ledger.tables.fit()
+    assert all(now is before for now, before in zip(ledger.tables.cells, tables, strict=True))
 
 
 def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> None:
@@ -120,10 +204,10 @@ def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> 
     for part in ledger.dump(0):
         again.load(part, 0)
     # Check this before `fit`, which would loop for ever in a sub-table that is too small.
-    directory = again._directory
+    directory = again.tables.directory
     assert np.all(directory[:, kernels.PEAK] >= directory[:, kernels.COUNT])
     for _ in range(100):
-        again.fit()
+        again.tables.fit()
     assert entries(again) == entries(ledger)
 
 
@@ -131,10 +215,10 @@ def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
     """A pause for growth is bounded by the cells that one call moves in all tables, at a few ns each."""
     ledger, moved = Ledger(1 << 30), 0
     for start in range(1, 2_000_001, 100_000):
-        before = ledger._directory[:, kernels.ADDRESS].copy(), ledger._directory[:, kernels.CAPACITY].copy()
+        before = ledger.tables.directory[:, kernels.ADDRESS].copy(), ledger.tables.directory[:, kernels.CAPACITY].copy()
         roots = roots_with_keys(mix64_column(np.arange(start, start + 100_000, dtype=np.uint64)))
         init(ledger, roots, np.ones(len(roots), np.uint64))
-        moved = max(moved, int(before[1][before[0] != ledger._directory[:, kernels.ADDRESS]].sum()))
+        moved = max(moved, int(before[1][before[0] != ledger.tables.directory[:, kernels.ADDRESS]].sum()))
     # Few tables grow at the same time. Moving 5 M cells would take 50 ms.
     assert moved < 2_500_000
 
@@ -142,9 +226,14 @@ def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
 def moves_of(ledger: Ledger, roots: Column, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Init and ack ``roots``, and return the slots whose sub-tables move meanwhile."""
     moved: list[int] = []
-    move = ledger._resize_table
+    move = Tables.resize
+
+    def resize(tables: Tables, slot: int, entries: int) -> int:
+        moved.append(slot)
+        return move(tables, slot, entries)
+
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_resize_table", lambda slot, entries: (moved.append(slot), move(slot, entries)))
+        patch.setattr(Tables, "resize", resize)
         init(ledger, roots, np.ones(len(roots), np.uint64))
         ack(ledger, roots, np.ones(len(roots), np.uint64))
     return moved
@@ -164,12 +253,12 @@ def test_a_batch_within_a_window_of_another_as_large_finds_the_room_that_one_had
         roots_with_keys(mix64_column(np.arange(start, start + 500_000, dtype=np.uint64))) for start in (1, 500_001)
     )
     assert len(moves_of(ledger, first, monkeypatch)) >= SLOTS
-    tables = list(ledger._tables)
+    tables = list(ledger.tables.cells)
     for _ in range(WINDOW_FITS):
-        ledger.fit()
+        ledger.tables.fit()
     # The number of roots per slot varies a little, so a few sub-tables move.
     assert len(moves_of(ledger, second, monkeypatch)) < SLOTS // 10
-    assert sum(now is not before for now, before in zip(ledger._tables, tables, strict=True)) < SLOTS // 10
+    assert sum(now is not before for now, before in zip(ledger.tables.cells, tables, strict=True)) < SLOTS // 10
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ The tests count what is looked at while the lock is held. They do not measure ti
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,8 +35,10 @@ from acker_protocol.messages import (
     Watch,
 )
 from acker_service import locked_shard
-from acker_service.core import batches, kernels, ledger, state
-from acker_service.core.reasons import held_bytes
+from acker_service.core import accounts, batches, kernels, ledger, long_messages, outbox, state, tables
+from acker_service.core.long_messages import RANGES_MAX
+from acker_service.core.outbox import Chunk
+from acker_service.core.reasons import Reasons, held_bytes
 from acker_service.core.shard import Shard
 from acker_service.locked_shard import SharedShard
 from tests.service.caller import SESSION, acks, inits, roots_of
@@ -90,8 +93,12 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
     count("count_within", lambda _, first, up_to, *others: up_to)
     count("find_unread", lambda stopped, seen, covered, word, *others: 64 * (stopped - word))
-    count("end_roots", lambda _, slot, cell, budget, *others: budget)
+    count("end_roots", lambda _, place, budget, *others: budget)
     count("cover", lambda _, bits, bounds: len(bounds) // 2)
+    count("check", lambda _, roots, *others: len(roots))
+    count("replace_table", lambda _, directory, slot, table, address: len(table) // 3)
+    count("go_on_moving", lambda moved, *others: moved)
+    count("expire", lambda _, place, rows, budget, *others: int(others[-1][kernels.CELLS]))
     monkeypatch.setattr(locked_shard, "_MeasuredLock", CountingLock)
     return work
 
@@ -190,7 +197,7 @@ def test_a_batch_that_changed_while_its_numbers_were_counted_is_looked_at_again(
 
 
 @pytest.mark.slow
-def test_a_million_ranges_are_sorted_outside_the_lock_and_covered_in_one_pass(work: Work) -> None:
+def test_a_million_ranges_are_sorted_outside_the_lock_and_covered_in_few_passes(work: Work) -> None:
     shared = share()
     shared.open_batch(OpenBatch(SESSION, 1, FIRST, 2_000_000))
     starts = np.random.default_rng(1).permutation(np.arange(0, 2_000_000, 2, dtype=np.uint64))
@@ -200,7 +207,7 @@ def test_a_million_ranges_are_sorted_outside_the_lock_and_covered_in_one_pass(wo
         patch.setattr(np, "argsort", lambda *columns: work.add(1) or argsort(*columns))
         work.reset()
         assert shared.apply(Apply(Identity(1, 1), 0, NO_ENTRIES, scope)).status == Status.APPLIED
-    assert (work.holds, work.free) == ([1_000_000], 1)
+    assert (max(work.holds), sum(work.holds), work.free) == (RANGES_MAX, 1_000_000, 1)
     assert shared.settle(Settle(SESSION, 1, Settlement.DONE)).roots == 1_000_000
 
 
@@ -210,7 +217,10 @@ def test_any_ranges_in_any_order_cover_their_numbers(ranges: list[list[int]]) ->
     batch = batches.BatchState.of(request, 201, 1, 0.0)
     batch.cover(np.array(ranges, np.uint64).reshape(-1, 2))
     unread = set(range(201)) - {number for start, stop in ranges for number in range(start, stop)}
-    assert ids.unmix64_column(batch.take_unread()).tolist() == [FIRST + number for number in sorted(unread)]
+    roots = np.empty(256, np.uint64)
+    count, words = batch.find_unread(roots)
+    assert words == len(batch.seen)
+    assert ids.unmix64_column(roots[:count]).tolist() == [FIRST + number for number in sorted(unread)]
 
 
 def test_more_reasons_than_a_message_can_use_are_refused_before_they_are_read() -> None:
@@ -226,6 +236,213 @@ def test_more_reasons_than_a_message_can_use_are_refused_before_they_are_read() 
         decode(wire.REASONS_UNUSED + 1)
 
 
+# -- large reports
+
+
+def keys_of_one_slot(count: int, seed: int = 1) -> Column:
+    """Return keys (mix64 of roots) of slot 9, in ascending order."""
+    keys = np.random.default_rng(seed).integers(1, 1 << 54, count, dtype=np.uint64)
+    return np.unique(keys) | np.uint64(9 << 54)
+
+
+def report_of(keys: Column, sequence: int, *, of_source: bool = False) -> Apply:
+    """Return a report with the init or the ack of each root."""
+    roots = ids.unmix64_column(keys)
+    scope = InitScope(SESSION, 0) if of_source else None
+    return Apply(Identity(5, sequence, sequenced=True), sequence, Entries(roots, roots), scope)
+
+
+def test_a_report_for_which_tables_must_grow_is_applied_in_parts(work: Work) -> None:
+    shared, outcomes = share(), 0
+    for sequence in range(4):
+        keys = np.unique(np.random.default_rng(sequence).integers(1, 1 << 63, 200_000, dtype=np.uint64) << np.uint64(1))
+        work.reset()
+        assert shared.apply(report_of(keys, 2 * sequence, of_source=True)).status == Status.APPLIED
+        assert shared.apply(report_of(keys, 2 * sequence, of_source=True)).status == Status.DUPLICATE
+        assert max(work.holds) <= ledger.ENTRIES_MAX + 2 * tables.MOVED_MAX
+        assert len(work.holds) > 8
+        assert shared.apply(report_of(keys[::2], 2 * sequence + 1)).status == Status.APPLIED
+        outcomes += len(keys[::2])
+    assert shared.stats.acked == shared.stats.unconfirmed == outcomes
+
+
+def test_the_table_of_one_slot_grows_and_shrinks_in_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "LARGE", 1000)
+    monkeypatch.setattr(tables, "MOVED_MAX", 3000)
+    monkeypatch.setattr("acker_service.core.shard.MOVED_MAX", 3000)
+    shared, keys = share(), keys_of_one_slot(40_000)
+    chance, parts = random.Random(1), np.array_split(np.random.default_rng(2).permutation(keys), 80)
+    for sequence, part in enumerate(parts):
+        assert shared.apply(report_of(np.sort(part), sequence, of_source=True)).status == Status.APPLIED
+        if not chance.randrange(5):
+            shared.tick()
+    most_bytes = shared.stats.ledger_bytes
+    # A section with the cells that it moves, and those that a tick or a wait moves.
+    assert max(work.holds) <= 500 + 4 * 500 + 3000
+    assert shared.stats.pending == 40_000
+    for sequence, part in enumerate(parts):
+        assert shared.apply(report_of(np.sort(part), 100 + sequence)).status == Status.APPLIED
+    assert shared.stats.acked == 40_000
+    for _ in range(2 * tables.WINDOW_FITS + 200):
+        shared.tick()
+    assert shared.stats.ledger_bytes < most_bytes / 10
+    assert max(work.holds) <= 500 + 4 * 500 + 3000
+    roots = shared.watch(Watch("test", SESSION, 60_000)).outcomes.root_ids
+    assert np.array_equal(np.sort(ids.mix64_column(roots)), np.sort(keys))
+
+
+def test_roots_of_one_slot_that_time_out_together_do_so_in_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acker_service.core.shard.EXPIRE_CELLS", 2000)
+    clock = [0.0]
+    shared = SharedShard(Shard(incarnation=1, generation=2), clock=lambda: clock[0], max_watches=4, linger_s=0.0)
+    shared.watch(Watch("test", SESSION, 60_000, Limits(1000)))
+    keys = keys_of_one_slot(20_000)
+    shared.apply(report_of(keys, 1, of_source=True))
+    work.reset()
+    for _ in range(40):
+        clock[0] += 0.1
+        shared.tick()
+    assert 0 < max(work.holds) <= 2000
+    assert shared.stats.timed_out == len(keys)
+
+
+def test_a_caller_cannot_choose_roots_that_collide() -> None:
+    """Before, the home of a root was 32 bits of its key. A report of 30,000 roots with equal bits took 0.5 s."""
+    keys = np.uint64(9 << 54) | np.uint64(77 << 22) | np.arange(1, 30_000, dtype=np.uint64)
+    for secret in range(20):
+        shard = Shard(incarnation=1, generation=2, secret=secret * 0x9E3779B97F4A7C15)
+        shard.watch(Watch("test", SESSION, 60_000), 0.0)
+        assert shard.apply(report_of(keys, 1, of_source=True), 0.0).status == Status.APPLIED
+        directory = shard._state.ledger.tables.directory[9]
+        salt, capacity = np.uint64(directory[kernels.SALT]), int(directory[kernels.CAPACITY])
+        found = shard._state.ledger.tables.cells[9].reshape(-1, 3)[:, 0]
+        cells = np.flatnonzero(found)
+        homes = ((found[cells] * salt >> np.uint64(32)) * np.uint64(capacity) >> np.uint64(32)).astype(np.int64)
+        probes = (cells - homes) % capacity
+        assert probes.mean() < 30, secret
+
+
+def test_too_many_roots_of_one_slot_in_a_report_are_refused() -> None:
+    shared = share()
+    for count in (ledger.SECTION_MAX + 1, ledger.ENTRIES_MAX + 1):
+        reply = shared.apply(report_of(keys_of_one_slot(2 * count)[:count], count, of_source=True))
+        assert (reply.status, shared.stats.pending) == (Status.INVALID, 0)
+        assert "a slot has more than 32768 roots" in reply.detail
+    keys = keys_of_one_slot(2 * ledger.SECTION_MAX)[: ledger.SECTION_MAX]
+    assert shared.apply(report_of(keys, 1, of_source=True)).status == Status.APPLIED
+
+
+def test_a_long_message_that_is_malformed_at_its_end_changes_nothing() -> None:
+    shared = share()
+    shared.open_batch(OpenBatch(SESSION, 1, FIRST, 200_000, slots=bits_of(*range(1023))))
+    keys = np.sort(ids.mix64_column(roots_of(range(200_000), FIRST)))
+    here = keys[keys >> np.uint64(54) < 1023]
+    scope, identity = InitScope(SESSION, 1), Identity(5, 1)
+    wrong = {
+        "must ascend strictly": np.concatenate([here, here[-1:]]),
+        "not a number below up_to": np.concatenate([here, here[-1:] + np.uint64(1)]),
+        "slot 1023 of this batch": keys,
+    }
+    for detail, some in wrong.items():
+        roots = ids.unmix64_column(some)
+        reply = shared.apply(Apply(identity, 1, Entries(roots, roots), scope))
+        assert (reply.status, shared.stats.pending) == (Status.INVALID, 0)
+        assert detail in reply.detail
+    roots = ids.unmix64_column(here)
+    wide = InitScope(SESSION, 1, np.array([[0, 200_001]], np.uint64))
+    assert shared.apply(Apply(identity, 1, Entries(roots, roots), wide)).status == Status.INVALID
+    assert shared.stats.pending == 0
+    assert shared.apply(Apply(identity, 1, Entries(roots, roots), scope)).status == Status.APPLIED
+    assert shared.stats.pending == len(here)
+
+
+@pytest.mark.long
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)).map(sorted), min_size=1, max_size=30),
+    st.integers(1, 5),
+    st.sampled_from([1, 7, 100, 10_000]),
+)
+def test_ranges_that_are_cut_hold_the_same_numbers(ranges: list[list[int]], most: int, numbers: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_messages, "RANGES_MAX", most)
+        patch.setattr(long_messages, "NUMBERS_MAX", numbers)
+        parts = list(long_messages._cut_ranges(np.array(ranges, np.uint64).reshape(-1, 2)))
+    held = [list(range(int(start), int(stop))) for part in parts for start, stop in part]
+    assert sorted(itertools.chain(*held)) == sorted({n for start, stop in ranges for n in range(start, stop)})
+    assert all(len(part) <= most for part in parts)
+    assert all(int((part[:, 1] - part[:, 0]).sum()) <= numbers for part in parts)
+
+
+@pytest.mark.parametrize("session", [SESSION, SESSION + 1])
+def test_ranges_for_a_batch_that_is_not_open_are_not_looked_at(work: Work, session: int) -> None:
+    shared, roots = share(), np.sort(roots_of(range(1)))
+    wide = InitScope(session, 1, np.array([[1 << 63, 0], [0, 1 << 63]], np.uint64))
+    expected = Status.UNKNOWN_BATCH if session == SESSION else Status.UNKNOWN_SOURCE
+    for entries in (NO_ENTRIES, Entries(roots, roots)):
+        assert shared.apply(Apply(Identity(1, 1), 0, entries, wide)).status == expected
+    assert (max(work.holds), work.free) == (0, 1)
+
+
+def test_outcomes_of_many_sources_are_passed_on_in_steps(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "GROUPS_A_STEP", 10)
+    shared, sessions = share(), range(100, 300)
+    roots = roots_of(range(len(sessions)))
+    for session, root in zip(sessions, roots, strict=True):
+        shared.watch(Watch("one of many", session, 60_000))
+        shared.apply(inits(root.reshape(1), session, session=session))
+    between = Between(shared.shard, iter([lambda: shared.shard.stats.pending for _ in range(3)]))
+    assert shared.apply(acks(roots, 1)).status == Status.APPLIED
+    assert between.pauses >= len(sessions) // 10 - 1
+    for session, root in zip(sessions, roots, strict=True):
+        assert reported(shared.watch(Watch("one of many", session, 60_000)).outcomes) == [(root, Verdict.ACKED, "")]
+
+
+def test_a_source_may_close_while_the_outcomes_of_others_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "GROUPS_A_STEP", 1)
+    shard = shard_with(OpenBatch(SESSION, 1, FIRST, 3, held=False))
+    shard.watch(Watch("other", 8, 60_000), 0.0)
+    numbered, own, other = roots_of(range(3), FIRST), roots_of([7]), roots_of([8])
+    shard.apply(inits(numbered, 0, batch=1), 0.0)
+    shard.apply(inits(own, 1), 0.0)
+    shard.apply(inits(other, 2, session=8, sender=8), 0.0)
+    pending: list[int] = []
+
+    def settle_and_close() -> None:
+        pending.append(shard.stats.pending)
+        # What has no outcome yet is still pending, so a settlement ends it or waits for it.
+        assert shard.settle([Settle(SESSION, 1, Settlement.ABANDON)], 0.0)[0].roots == 3
+        shard.watch(Watch("test", SESSION, 60_000, close=True), 0.0)
+
+    Between(shard, iter([settle_and_close]))
+    shard.apply(acks(np.concatenate([numbered, own, other]), 3), 0.0)
+    assert 0 < pending[0] < 5
+    stats = shard.stats
+    assert (stats.pending, stats.reserved, stats.unconfirmed, stats.sources) == (0, 0, 1, 1)
+    assert len(shard.watch(Watch("other", 8, 60_000), 0.0).outcomes) == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_very_many_reasons_a_bounded_number_is_looked_at_in_a_hold(
+    known: bool, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name in ((Chunk, "reason_id"), (Reasons, "id_of")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self, text, real=real: work.add(1) or real(self, text))
+    shared, keys = share(), np.sort(np.random.default_rng(1).permutation(ids.mix64_column(roots_of(range(30_000)))))
+    if known:
+        shared.apply(report_of(keys, 1, of_source=True))
+    roots = ids.unmix64_column(keys)
+    texts = tuple(f"reason {n}" for n in range(len(keys)))
+    fails = Entries(roots, roots, np.full(len(keys), FAIL, np.uint8), np.arange(len(keys), dtype=np.uint32), texts)
+    work.reset()
+    assert shared.apply(Apply(Identity(5, 2, sequenced=True), 2, fails)).status == Status.APPLIED
+    assert 0 < max(work.holds) <= 2 * ledger.ENTRIES_MAX + outbox.REASONS_MAX
+    if known:
+        outcomes = shared.watch(Watch("test", SESSION, 60_000)).outcomes
+        assert len(outcomes) == len(keys)
+        assert {outcome.reason for outcome in outcomes} > {"reason 1", outbox.DROPPED_REASON}
+
+
 # -- steps
 
 
@@ -236,10 +453,17 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shorten_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger, "SWEEP_CELLS", 700)
-    patch.setattr(ledger, "OUTCOMES_MIN", 20)
+    patch.setattr(ledger, "OUTCOMES_MAX", 20)
     patch.setattr(batches, "UNREAD_WORDS", 2)
     patch.setattr(state, "UNREAD_WORDS", 2)
     patch.setattr(state, "SOURCES_A_STEP", 1)
+    patch.setattr(accounts, "GROUPS_A_STEP", 1)
+    patch.setattr(long_messages, "ENTRIES_MAX", 4)
+    patch.setattr(long_messages, "FAILS_MAX", 2)
+    patch.setattr(long_messages, "RANGES_MAX", 2)
+    patch.setattr(ledger, "MOVED_MAX", 100)
+    patch.setattr(tables, "MOVED_MAX", 2000)
+    patch.setattr(tables, "LARGE", 10)
 
 
 @pytest.mark.slow
@@ -264,6 +488,7 @@ def test_many_batches_that_are_settled_together_are_settled_piece_by_piece(work:
     assert max(work.holds) <= 2 * 64 * batches.UNREAD_WORDS
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ends", ["done", "abandon", "close", "lease"])
 def test_a_large_batch_ends_piece_by_piece(work: Work, small_steps: None, ends: str) -> None:
     clock = [0.0]
@@ -511,6 +736,7 @@ def test_many_roots_that_time_out_at_once_are_reported_piece_by_piece(small_step
     assert set(outcomes.reasons) == {Cause.MESSAGE_TIMEOUT}
 
 
+@pytest.mark.long
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=10, deadline=None, phases=[Phase.generate])
 def test_any_calls_in_small_steps_agree_with_the_simple_twin(seed: int) -> None:

@@ -327,6 +327,7 @@ def test_a_stop_without_a_state_directory_logs_what_is_lost(start_server: Callab
     assert (lost["level"], lost["pending"], lost["sources"]) == ("WARNING", 7, 1)
 
 
+@pytest.mark.long
 def test_a_state_that_cannot_be_written_is_lost_and_the_log_says_so(
     server_process: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ json.dump(sizes, sys.stdout)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_peak_of_a_million_roots_trimming_gives_the_memory_back() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", PEAK],
@@ -86,7 +86,7 @@ def test_identities_are_bounded_in_bytes_and_say_how_many_they_take() -> None:
     assert shard.stats.identities_dropped == 200
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("each_s", "dropped"), [(2, 0), (5, 18_000 - 1000)])
 def test_an_hour_of_reports_keeps_the_memory_flat_and_drops_only_what_does_not_fit(each_s: int, dropped: int) -> None:
     memory_s = 400.0

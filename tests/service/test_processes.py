@@ -25,6 +25,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_a_child_takes_flags_stops_as_planned_and_stands_still(tmp_path: Path, zookeeper: str) -> None:
     child = Child(tmp_path, f"--zookeeper={zookeeper}", "--id=4", "--log-format=json")
     with Caller(child.await_ready()) as caller:
@@ -36,6 +37,7 @@ def test_a_child_takes_flags_stops_as_planned_and_stands_still(tmp_path: Path, z
     assert '"event": "registered"' in child.log
 
 
+@pytest.mark.long
 def test_a_child_that_was_killed_is_gone(tmp_path: Path) -> None:
     child = Child(tmp_path)
     child.await_ready()
@@ -43,6 +45,7 @@ def test_a_child_that_was_killed_is_gone(tmp_path: Path) -> None:
     assert child.wait() == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_zookeeper_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": python_path()}
     command = [sys.executable, "-c", STARTS_ZOOKEEPER, str(tmp_path)]

@@ -275,6 +275,7 @@ def test_a_server_that_did_not_come_back_in_time_is_gone(join: Callable[..., Any
     eventually(lambda: not nodes.exists("/servers/away/2"))
 
 
+@pytest.mark.long
 def test_a_server_that_could_not_write_its_state_leaves_at_once(
     join: Callable[..., Any], server_process: Callable[..., Any], nodes: Any, zookeeper: str, tmp_path: Path
 ) -> None:
@@ -453,6 +454,7 @@ def test_a_server_that_was_killed_or_paused_is_gone_and_comes_back(
     assert after.generation != before.generation
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 def test_without_zookeeper_servers_keep_their_view(
     tmp_path: Path, start_server: Callable[..., Any], caplog: pytest.LogCaptureFixture
@@ -500,6 +502,7 @@ def own_zookeeper(folder: Path) -> Iterator[Any]:
         zookeeper.kill()
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_their_epoch_grows(
     tmp_path: Path, start_with_short_session: Callable[..., Any]
@@ -558,6 +561,7 @@ def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
             server.stop(grace_s=0.0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "config",
     [None, members.new_config("f" * 32, 5), b'{"acker": "older", "protocol_version": 2, "slots": 1024}'],
@@ -720,6 +724,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 def test_a_server_stops_in_time_also_while_zookeeper_is_away(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     from acker_testing import ZooKeeperProcess

@@ -109,7 +109,13 @@ def test_stats_have_the_same_values_as_metrics(start_server: StartServer) -> Non
         values = other.stats().values
         assert values['acker_outcomes_total{verdict="acked"}'] == 1
         lines = dict(line.rsplit(" ", 1) for line in page(server, "/metrics")[1].splitlines() if line[0] != "#")
-        moving = ("acker_call_", "acker_lock_wait", "acker_source_watch_age", "process_")
+        moving = (
+            "acker_call_",
+            "acker_lock_wait",
+            "acker_source_watch_age",
+            "process_",
+            'acker_memory_bytes{kind="replies"',
+        )
         same = [name for name in values if not name.startswith(moving) and name in lines]
         assert len(same) > 25
         assert {name: float(lines[name]) for name in same} == {name: values[name] for name in same}
@@ -246,6 +252,7 @@ def test_no_metric_has_a_label_without_a_bound(start_server: StartServer) -> Non
 # -- start and stop
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_cleanly(server_process: Callable[..., Any], which: signal.Signals) -> None:
     process = server_process()
@@ -255,6 +262,7 @@ def test_a_signal_stops_it_cleanly(server_process: Callable[..., Any], which: si
     assert events == ["ready", "signal", "stopping", "stopped"]
 
 
+@pytest.mark.long
 def test_a_stop_answers_waiting_calls(server_process: Callable[..., Any]) -> None:
     process = server_process()
     with Caller(process.address) as caller:
@@ -270,7 +278,7 @@ def start_command(*flags: str, module: str = "acker_service") -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_port_in_use_is_an_error_that_names_port_and_option(server: Server) -> None:
     port = server.address.rpartition(":")[2]
     for flag, other in (("--port", "--http-port=off"), ("--http-port", "--port=0")):
@@ -331,7 +339,7 @@ def test_a_planned_restart_forgets_nothing(server_process: Callable[..., Any], t
         assert set(reply.outcomes.verdicts.tolist()) == {Verdict.ACKED}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["port", "ready file"])
 def test_a_start_that_fails_leaves_the_state_to_the_next_one(
     why: str, server: Server, start_server: StartServer, tmp_path: Path
@@ -352,6 +360,7 @@ def test_a_start_that_fails_leaves_the_state_to_the_next_one(
         assert (reply.is_new, reply.generation) == (False, generation)
 
 
+@pytest.mark.long
 def test_a_crash_after_a_restart_does_not_bring_the_old_state_back(
     server_process: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -367,6 +376,7 @@ def test_a_crash_after_a_restart_does_not_bring_the_old_state_back(
         assert reply.generation != generation
 
 
+@pytest.mark.long
 def test_a_damaged_state_stops_the_start_and_discarding_it_starts_empty(
     server_process: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -379,7 +389,7 @@ def test_a_damaged_state_stops_the_start_and_discarding_it_starts_empty(
         ack_a_tree(caller, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_state_that_is_intact_but_not_a_shard_is_refused_and_kept(tmp_path: Path) -> None:
     state_dir = StateDir(str(tmp_path))
     state_dir.write([("something", {"numbers": np.arange(3)})])
@@ -417,7 +427,7 @@ def test_a_host_that_is_not_to_be_had_is_blamed_on_the_host_and_not_on_the_port(
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["state", "consumed", "ready"])
 def test_a_full_disk_is_one_line_that_names_the_path_and_the_state_stays(
     what: str, server_process: Callable[..., Any], tmp_path: Path

@@ -436,6 +436,20 @@ def test_the_pins_of_a_source_are_those_of_its_last_watch_that_had_any_also_afte
     assert "65536" in too_long.detail
 
 
+def test_a_root_that_a_source_has_emitted_names_it_also_when_its_batch_is_over_and_after_a_restart() -> None:
+    shard = new_shard()
+    shard.watch(Watch("source", SESSION, 60_000, pins=b"here"), 0.0)
+    assert shard.open_batch(OpenBatch(SESSION, 1, 1000, 10, held=False), 0.0).status == Status.APPLIED
+    assert shard.open_batch(OpenBatch(SESSION, 2, 2000, 10), 0.0).status == Status.APPLIED
+    shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+    restored = Shard.restore(shard.dump(1.0), incarnation=2, now=1.0)
+    for each in (shard, restored):
+        assert [each.pins(Pins(0, ids.mix64(number))).pins for number in (999, 1000, 1009, 1010, 2000)] == [
+            *(b"", b"here", b"here", b"", b"")
+        ]
+        assert each.pins(Pins(0, 0)).status == Status.UNKNOWN_SOURCE
+
+
 def test_the_maps_of_batches_with_few_slots_are_bounded() -> None:
     slots = bytes([1]) + bytes(127)
     shard = new_shard(max_pending=1000)
@@ -623,6 +637,7 @@ def test_an_identity_is_remembered_for_the_longest_timeout_and_the_time_of_orpha
     assert shard.apply(message, 1.1 + 3 * age_s).status == Status.APPLIED
 
 
+@pytest.mark.long
 def test_sources_beyond_the_limit_are_told_to_wait() -> None:
     shard = new_shard()
     statuses = [shard.watch(Watch("source", session, 1000), 0.0).status for session in range(1, 16_500)]
@@ -843,6 +858,23 @@ def test_a_state_that_lacks_a_part_is_refused(part: str) -> None:
     at = next(at for at, (name, _) in enumerate(parts) if name == part)
     with pytest.raises(ValueError, match="not whole"):
         Shard.restore(parts[:at] + parts[at + 1 :], incarnation=3, now=1.0)
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "counts"), [(False, {"roots": 0}), (False, {"roots": 1_000_000}), (True, {"inits": 4})]
+)
+def test_a_state_whose_batch_counts_other_roots_than_it_can_have_is_refused(
+    is_stream: bool, counts: dict[str, int]
+) -> None:
+    state = list(busy_shard().dump(1.0))
+    at = next(at for at, (name, _) in enumerate(state) if name == "source")
+    columns = state[at][1]
+    content = json.loads(bytes(columns["json"]))
+    batch = next(each for each in content["batches"] if (not each["number"] if is_stream else each["inits"]))
+    batch.update(counts)
+    state[at] = ("source", columns | {"json": np.frombuffer(json.dumps(content).encode(), np.uint8)})
+    with pytest.raises(ValueError, match="not whole: batch"):
+        Shard.restore(state, incarnation=3, now=1.0)
 
 
 def test_no_part_of_a_dump_grows_with_the_number_of_sources() -> None:

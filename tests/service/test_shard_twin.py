@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -103,8 +104,10 @@ class Comparison:
         lease_ms = self.chance.choice([2000, 60_000])
         pins = self.chance.choice([b"", b"here", b"there"])
         self.compare_watch(Watch(f"source {session}", session, lease_ms, limits, confirmed, close=close, pins=pins))
-        ours, theirs = self.shard.pins(Pins(session)), self.twin.pins(Pins(session))
-        assert (ours.status, ours.pins) == (theirs.status, theirs.pins)
+        root = ids.mix64(self.first_of(session, self.chance.randrange(5)) + self.chance.randrange(45))
+        for request in (Pins(session), Pins(0, root)):
+            ours, theirs = self.shard.pins(request), self.twin.pins(request)
+            assert (ours.status, ours.pins) == (theirs.status, theirs.pins)
 
     def compare_watch(self, request: Watch) -> None:
         ours, theirs = self.shard.watch(request, self.now + self.moved), self.twin.watch(request, self.now)
@@ -239,6 +242,7 @@ def test_any_calls_in_any_order_agree_with_the_simple_twin(seed: int) -> None:
     comparison.compare_outcomes()
 
 
+@pytest.mark.long
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=20, deadline=None, phases=[Phase.generate])
 def test_sources_and_batches_that_share_root_ids_agree_with_the_simple_twin(seed: int) -> None:

@@ -32,6 +32,7 @@ def events(process: Any) -> list[str]:
     return [json.loads(line)["event"] for line in process.log.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_that_the_system_gives_to_another_thread_stops_the_server_too(
     server_process: Callable[..., Any], which: signal.Signals
@@ -60,7 +61,7 @@ sys.exit(main(["serve", "--port=0", "--http-port=off", "--log-format=json"]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_that_comes_while_the_program_is_loaded_stops_it_once_it_can() -> None:
     ran = subprocess.run([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
@@ -83,6 +84,7 @@ def test_a_server_that_writes_its_state_for_long_is_not_called_stuck(
     assert seen == [((200, "ok\n"), (503, "stopping\n"))]
 
 
+@pytest.mark.long
 def test_a_second_signal_does_not_throw_the_state_away(server_process: Callable[..., Any], tmp_path: Path) -> None:
     process = server_process("--state-dir", str(tmp_path / "state"))
     with Caller(process.address) as caller:
@@ -130,6 +132,7 @@ def await_progress(load: Load) -> None:
     eventually(lambda: load.reports > reports + 20 and load.probes > probes + 20, 60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stops", [2, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1500)])])
 def test_every_sigterm_under_load_is_a_clean_stop_that_costs_no_replay(
     server_process: Callable[..., Any], tmp_path: Path, stops: int
@@ -174,7 +177,7 @@ sys.exit(status)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_can_start_no_thread_answers_calls_and_writes_its_state(tmp_path: Path) -> None:
     ready, state = tmp_path / "ready.json", tmp_path / "state"
     flags = ["--port=0", "--http-port=0", f"--ready-file={ready}", f"--state-dir={state}", "--log-format=json"]

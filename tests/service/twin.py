@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from acker_protocol.ids import mix64, mix64_column, unmix64_column
+from acker_protocol.ids import mix64, mix64_column, unmix64, unmix64_column
 from acker_protocol.messages import (
     ACK,
     FAIL,
@@ -85,6 +85,12 @@ class _Source:
     freed: int = 0
     outbox: list[tuple[int, Verdict, str]] = field(default_factory=list)
     pins: bytes = b""
+    # First and stop of each batch that was opened and is not held.
+    emitted: list[tuple[int, int]] = field(default_factory=list)
+
+    def may_have_emitted(self, root: int) -> bool:
+        number = unmix64(root)
+        return any(first <= number for first, _ in self.emitted) and any(number < stop for _, stop in self.emitted)
 
 
 def is_here(root: int, slots: bytes) -> bool:
@@ -369,6 +375,8 @@ class Twin:
         if not self._has_room(source, max(roots, 1) if request.slots else roots):
             return reply(Status.OVERLOADED, "no room for more roots")
         source.batches[request.number] = _Batch(source, request.number, request, now, request.limits, request.held)
+        if not request.held:
+            source.emitted.append((request.first, request.first + request.up_to))
         return reply(Status.APPLIED)
 
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
@@ -463,6 +471,9 @@ class Twin:
 
     def pins(self, request: Pins) -> PinsReply:
         source = self._sources.get(request.session)
+        if not request.session:
+            emitters = (each for each in self._sources.values() if each.may_have_emitted(request.root_id))
+            source = next(emitters, None)
         if source is None:
             return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE)
         return PinsReply(self.incarnation, Status.APPLIED, "", source.pins)

@@ -203,6 +203,8 @@ class BatchFrame:
     without: frozenset[int] = frozenset()
     has_run: bool = True
     is_shared: bool = False
+    waited_s: float = 0.0
+    folders: frozenset[str] = frozenset()
 
     @property
     def df(self) -> Any:
@@ -214,6 +216,9 @@ class BatchFrame:
 
     def judge(self) -> BaseException | None:
         return self.error
+
+    def cancel_jobs(self) -> None:
+        """Do nothing: no batch of the simulation has a timeout."""
 
     def release(self) -> None:
         """Do nothing: nothing is kept."""

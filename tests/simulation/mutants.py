@@ -42,6 +42,7 @@ from acker_protocol.messages import (
     Status,
     ViewReply,
 )
+from acker_service.core import dumping
 from acker_service.core.applying import Applying
 from acker_service.core.dedupe import Dedupe
 from acker_service.core.members import Seen
@@ -89,12 +90,12 @@ def _no_digest(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _inits_twice(real: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Applying, message: Any) -> Any:
-        reply = real(self, message)
-        if message.inits is not None and reply.status == Status.DUPLICATE and len(message.entries):
+        applied = real(self, message)
+        if message.inits is not None and applied.reply.status == Status.DUPLICATE and len(message.entries):
             # Imitates a server that remembers neither which roots were initialised nor the identity of the report.
             again = Identity(message.identity.high ^ 1, self._state.tick + id(message) % 1_000_003)
-            real(self, replace(message, identity=again, inits=None))
-        return reply
+            return replace(real(self, replace(message, identity=again, inits=None)), reply=applied.reply)
+        return applied
 
     return apply
 
@@ -126,17 +127,17 @@ def _old_generation(real: Callable[..., Any]) -> Callable[..., Any]:
         known = self.generation
         real(self, request, reply, now)
         if known is not None:
-            self.generation, self._is_lost = known, False
+            self.generation, self._lost_because = known, ""
         return True
 
     return renewed
 
 
 def _no_evidence(real: Callable[..., Any]) -> Callable[..., Any]:
-    def judge(self: Settling, batch: Any, error: Any) -> None:
+    def end_work(self: Settling, batch: Any, error: Any = None) -> None:
         batch.error = None
 
-    return judge
+    return end_work
 
 
 def _no_memory(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,7 +176,7 @@ def _forgotten_when_sent(real: Callable[..., Any]) -> Callable[..., Any]:
         reply = real(self, request, now)
         source = self._state.sources.get(request.session)
         if source is not None:
-            self._state.room.confirm(source.outbox.confirm(reply.cursor))
+            source.outbox.confirm(reply.cursor)
         return reply
 
     return watch
@@ -368,9 +369,9 @@ def _same_registration(real: Callable[..., Any]) -> Callable[..., Any]:
 def _new_generation(real: Callable[..., Any]) -> Callable[..., Any]:
     """A server that is restarted with its state gets another generation."""
 
-    def load(self: State, parts: Any) -> None:
-        real(self, parts)
-        self.generation ^= 1
+    def load(state: State, parts: Any) -> None:
+        real(state, parts)
+        state.generation ^= 1
 
     return load
 
@@ -493,7 +494,7 @@ MUTANTS = (
         ((Conversations, "keep_leases", _nothing),),
         case=corners.long_flush,
     ),
-    Mutant("another generation for a restored state", ((State, "load", _new_generation),)),
+    Mutant("another generation for a restored state", ((dumping, "load", _new_generation),)),
     Mutant(
         "child edges without the digest of what their parent became",
         (
@@ -507,7 +508,7 @@ MUTANTS = (
     Mutant("a section cut in two", ((reports, "_cut_entries", _cut_sections),), matters=_in_parts),
     Mutant("a report applied in half", ((Applying, "_apply", _half_a_section),)),
     Mutant("an old generation believed", ((Registration, "renewed", _old_generation),)),
-    Mutant("a batch done without evidence", ((Settling, "_judge", _no_evidence),)),
+    Mutant("a batch done without evidence", ((Settling, "end_work", _no_evidence),)),
     Mutant("reports forgotten at once", ((Dedupe, "record_applied", _no_memory),)),
     Mutant("an identity for each attempt", ((Tally, "report", _own_identity),)),
     Mutant("a fail taken for an ack", ((Applying, "_apply", _no_fails),)),

@@ -285,8 +285,8 @@ class SimulatedTransport:
         reply: DrainReply = self._network.call(self._link, "drain", None, timeout_s)
         return reply
 
-    def pins(self, session: int, timeout_s: float) -> PinsReply:
-        reply: PinsReply = self._network.call(self._link, "pins", Pins(session), timeout_s)
+    def pins(self, request: Pins, timeout_s: float) -> PinsReply:
+        reply: PinsReply = self._network.call(self._link, "pins", request, timeout_s)
         return reply
 
     def close(self) -> None:

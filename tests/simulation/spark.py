@@ -353,7 +353,7 @@ class Job:
                 kind = "the inits" if report.inits is not None else "a report"
                 self.world.transcript.name_report(report.identity, f"{kind} of {attempt}")
             result = attempt.executor.client.report_pinned(
-                report.identity, report.entries, report.inits, (self.plan.pin,), may_leave=True
+                report.identity, report.entries, report.inits, self.plan.pins, may_leave=True
             )
             self.world.check_leave(attempt, result.without)
             attempt.conflicts += result.conflict

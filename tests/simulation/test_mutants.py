@@ -23,7 +23,7 @@ KNOWN = {
     "no time to register in a new ensemble": 3,
     "no wait for trust after a lost session": 23,
     "a server that starts takes those it cannot see for gone": 2,
-    "an away server is treated as gone": 74,
+    "an away server is treated as gone": 334,
     "a draining server is treated as gone": 30,
     "a draining or away server is treated as active": 7,
     "an isolated process treats all servers as gone": 7,
@@ -60,6 +60,7 @@ def first_failure(mutant: Mutant, seeds: range) -> Result | None:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.name in PLAIN], ids=lambda mutant: mutant.name)
 def test_a_plain_mistake_is_found_at_once(mutant: Mutant) -> None:

@@ -16,7 +16,7 @@ from tests.simulation.shrink import shrunk
 from tests.simulation.world import simulate
 
 # The number of seeds that `make test` simulates, in a few seconds.
-QUICK_SEEDS = 40
+QUICK_SEEDS = 20
 SEEDS = 600
 PARTS = 6
 

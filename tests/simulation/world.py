@@ -195,6 +195,8 @@ class World:
             checkpoint=MemoryCheckpoint(),
             dead_letters=MemoryLetters(),
             max_dead_share=1.0,
+            # Nobody looks at the progress, and waiting to show it would move the time.
+            progress=False,
             batch_records=self.case.batch_records,
             lease_s=self.case.lease_s,
             retry=Retry(self.case.max_retries, 10_000, initial_s=0.5, cap_s=4.0),
@@ -227,13 +229,14 @@ class World:
         )
 
     def _frame(self, spark: Any, plan: FramePlan) -> BatchFrame:
-        self._pins[self._key(plan.scope.number)] = plan.pin
+        (pin,) = plan.pins
+        self._pins[self._key(plan.scope.number)] = pin
         source = self._driver._state().source()
         if source not in self._sources:
             self._sources.append(source)
         if self.transcript.is_kept:
-            members = ", ".join(str(member.id) for member in plan.pin.placement.members)
-            replicas = plan.pin.placement.replicas.shape[1]
+            members = ", ".join(str(member.id) for member in pin.placement.members)
+            replicas = pin.placement.replicas.shape[1]
             self.transcript.say(f"driver: batch {plan.scope.number} lives on servers {members}, {replicas} a slot")
         return BatchFrame(plan)
 

@@ -5,9 +5,11 @@ Commands, one a line (``#`` begins a comment). Indented lines below a command ar
     append a 5                      partition a of the log grows by five records: a0 to a4
     compact a 3 4                   a3 and a4 are removed from the log
     revoke a                        partition a goes to another source, from the next plan on
-    start [batch 4] [open 8] [retries 1] [interruptions 2]
-                                    a run begins; numbers are options of the source
+    start [batch 4] [open 8] [retries 1] [interruptions 2] [together 2]
+                                    a run begins; numbers are options of the source; "together": the batches that may be
+                                    open together
     batch                           the run is asked for its next batch
+    next                            of the open batches, the one after the current one becomes the current one
     work [but a1 *3]                tasks read the batch and ack its rows; a1 and those that end in 3 fail
     work until a2                   tasks die after a2: later records were read, but not acked
     settle [error]                  the batch ends, with this error of the job if one is named
@@ -28,6 +30,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from acker_client import AckerError
 from acker_client.source import Batch, Committed, DeadLetter, Emissions, Listener, Retry
 from acker_client.source.engine.run import Run
 from acker_client.source.records.in_flight import Failures
@@ -112,7 +115,11 @@ class Conversation:
         self.cluster = Cluster(self.folder)
         self._writer = Writer(self.lines)
         self._run: Run | None = None
-        self._batch: Batch | None = None
+        # The open batches, the current one first; those on which tasks have worked; those whose tasks have failed.
+        self._batches: list[Batch] = []
+        self._worked: list[Batch] = []
+        self._failed: list[Batch] = []
+        self._together = 1
         self._exits = ExitStack()
 
     def say(self, line: str) -> list[str]:
@@ -149,6 +156,7 @@ class Conversation:
             return
         words = rest.split()
         given = {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
+        self._together = given.get("together", 1)
         source = LogSource(
             self.log,
             environment=self.cluster.environment(),
@@ -166,38 +174,53 @@ class Conversation:
         if self._run is None:
             yield "no run"
             return
-        if self._batch is not None:
-            yield f"batch {self._batch.number} is open"
+        if len(self._batches) == self._together:
+            yield f"batch {self._batches[0].number} is open"
             return
-        self._batch = self._run.next_batch()
-        yield "no more" if self._batch is None else f"batch {self._batch.number}"
+        batch = self._run.next_batch()
+        self._batches += [batch] if batch is not None else []
+        yield "no more" if batch is None else f"batch {batch.number}"
+
+    def say_next(self, _: str) -> Iterator[str]:
+        self._batches = self._batches[1:] + self._batches[:1]
+        yield f"batch {self._batches[0].number}" if self._batches else "no batch"
 
     def say_work(self, rest: str) -> Iterator[str]:
-        if self._batch is None:
+        if not self._batches or self._batches[0] in self._worked:
             yield "no batch"
             return
+        batch = self._batches[0]
+        self._worked.append(batch)
+        try:
+            self._work(batch, rest)
+        except AckerError as error:
+            self._failed.append(batch)
+            yield f"the tasks failed: {type(error).__name__}"
+
+    def _work(self, batch: Batch, rest: str) -> None:
         how, *names = rest.split() or [""]
-        rows = frame_of(self._batch).rows()
+        rows = frame_of(batch).rows()
         failing = tuple(name.removeprefix("*") for name in names if name.startswith("*"))
         is_bad = {row.root: row.value in names or row.value.endswith(failing or ("-",)) for row in rows}
         bad = {row.root: f"ValueError: {row.value}" for row in rows if how == "but" and is_bad[row.root]}
         last = next((k for k, row in enumerate(rows) if how == "until" and row.value in names), len(rows))
-        frame_of(self._batch).fail(bad)
-        frame_of(self._batch).ack(row for row in rows[: last + 1] if row.root not in bad)
+        frame_of(batch).fail(bad)
+        frame_of(batch).ack(row for row in rows[: last + 1] if row.root not in bad)
 
     def say_settle(self, error: str) -> Iterator[str]:
-        if self._run is None or self._batch is None:
+        if self._run is None or not self._batches:
             yield "no batch"
             return
-        batch, self._batch = self._batch, None
+        batch = self._batches.pop(0)
+        error = error or ("tasks failed" if batch in self._failed else "")
         self._run.settle_batch(batch, RuntimeError(error) if error else None)
 
     def say_leave(self, _: str) -> Iterator[str]:
-        if self._run is None or self._batch is None:
+        if self._run is None or not self._batches:
             yield "no batch"
             return
-        batch, self._batch = self._batch, None
-        self._run.abandon_batch(batch)
+        while self._batches:
+            self._run.abandon_batch(self._batches.pop(0))
         yield from self.say_stop("")
 
     def say_server(self, rest: str) -> Iterator[str]:
@@ -216,7 +239,7 @@ class Conversation:
         if self._run is None:
             yield "no run"
             return
-        if self._batch is not None:
+        if self._batches:
             yield from self.say_leave("")
             return
         run, self._run = self._run, None
@@ -267,6 +290,36 @@ def schedule(seed: int, turns: int = 25) -> str:
             weights=(6, 3, 2, 2, 1, 1, 1, 4, 1, 1, 1, 1),
         )[0]
     return "\n".join([*lines, "stop", start, *["batch", good, "settle"] * 60, "stop"]) + "\n"
+
+
+def overlapping_schedule(seed: int, turns: int = 120) -> str:
+    """Return the commands of a random schedule, like ``schedule``. Up to three batches are open together."""
+    dice = random.Random(seed)
+    good, together = f"work but *{ALWAYS_BAD}", dice.choice((2, 3))
+    sizes = f"batch {dice.choice((3, 5))} open {dice.choice((8, 20))}"
+    start = f"start {sizes} retries {dice.choice((0, 1, 2))} together {together}"
+    lines = [f"# an overlapping schedule drawn with seed {seed}", "append a 6", start]
+    for _ in range(turns):
+        lines += dice.choices(
+            [
+                "batch",
+                "next",
+                good,
+                f"{good} {dice.choice('ab')}{dice.randrange(12)}",
+                f"work until {dice.choice('ab')}{dice.choice('01245678')}\nsettle executor lost",
+                "settle",
+                f"settle {dice.choice(('executor lost', 'division by zero'))}",
+                "server lost",
+                f"server away {dice.choice((1, 3))}s",
+                f"append {dice.choice('ab')} {dice.randrange(1, 5)}",
+                f"compact {dice.choice('ab')} {dice.randrange(12)}",
+                f"wait {dice.choice((1, 5))}s",
+                f"leave\n{start}",
+                f"stop\n{start}",
+            ],
+            weights=(30, 10, 18, 6, 4, 18, 5, 2, 1, 8, 2, 2, 1, 1),
+        )
+    return "\n".join([*lines, "stop", start, *["batch", "batch", good, "settle", good, "settle"] * 60, "stop"]) + "\n"
 
 
 def records_of(line: str) -> list[str]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from acker_client import AckerClient, Settings
 from acker_client.cluster.watched import WatchResult
-from acker_client.source import Batch, Emissions, Files, Listener
+from acker_client.source import Batch, Emissions, Files, Listener, SourceError
 from acker_client.source.engine.environment import Environment, FramePlan
 from acker_client.source.records.in_flight import Failures
 from acker_protocol.ids import edge0_column, mix64_column
@@ -35,12 +36,19 @@ class Record:
     has_run: bool = True
     vouched: bool = False
     is_shared: bool = False
+    waited_s: float = 0.0
+    folders: frozenset[str] = frozenset()
+    # What the driver's cancellation of the batch's jobs does.
+    on_cancel: Callable[[], None] = lambda: None
 
     def vouch(self) -> None:
         self.vouched = True
 
     def judge(self) -> BaseException | None:
         return self.error
+
+    def cancel_jobs(self) -> None:
+        self.on_cancel()
 
     def release(self) -> None:
         self.released = True
@@ -83,8 +91,18 @@ class Frame:
             edges = edge0_column(roots)
             covered = np.array([[piece.start, piece.stop]], np.uint64)
             scope = InitScope(self.plan.scope.session, self.plan.scope.number, covered)
-            self._report(fold(roots, edges), scope)
+            if self.plan.track is not None:
+                # Records that cannot be read are always tracked.
+                is_tracked = np.ones(len(roots), bool)
+                readable = [row for row in range(len(roots)) if row not in records.unreadable]
+                is_tracked[readable] = self.plan.track(records.columns.take(pa.array(readable, pa.int64())))
+                self._report(fold(roots[is_tracked], edges[is_tracked]), scope)
+                roots = np.where(is_tracked, roots, np.uint64(0))
+            else:
+                self._report(fold(roots, edges), scope)
             bad = {int(roots[row]): reason for row, reason in records.unreadable.items()}
+            if bad and not self.plan.pins:
+                raise SourceError(f"a record cannot be read: {next(iter(bad.values()))}")
             self.fail(bad)
             for root, edge, columns in zip(roots, edges, records.columns.to_pylist(), strict=True):
                 if int(root) not in bad:
@@ -97,8 +115,8 @@ class Frame:
                     )
 
     def ack(self, rows: Iterable[Row]) -> None:
-        """Ack rows as a sink does."""
-        pairs = [(row.root, row.edge) for row in rows]
+        """Ack rows as a sink does. Rows of untracked records have root 0."""
+        pairs = [(row.root, row.edge) for row in rows if row.root]
         if pairs:
             roots, edges = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
             self._report(fold(roots, edges))
@@ -111,8 +129,10 @@ class Frame:
             self._report(fold_updates(roots, edge0_column(roots), kinds, reasons))
 
     def _report(self, entries: Entries, scope: InitScope | None = None) -> None:
+        if not self.plan.pins:
+            return
         identity = Identity(secrets.randbits(64), secrets.randbits(64))
-        result = self.client.report_pinned(identity, entries, scope, (self.plan.pin,), may_leave=True)
+        result = self.client.report_pinned(identity, entries, scope, self.plan.pins, may_leave=True)
         self.evidence.without |= result.without
 
 
@@ -220,6 +240,26 @@ class Cluster:
 
     def write(self, name: str, *lines: str) -> None:
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+class Timers:
+    """Timers of simulated time. ``expire`` lets the time of the open batch run out."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Callable[[], float | None]] = {}
+        self.delays: list[float] = []
+
+    def start(self, delay_s: float, call: Callable[[], float | None]) -> Callable[[], None]:
+        number = len(self.delays)
+        self.delays.append(delay_s)
+        self.running[number] = call
+        return lambda: self.running.pop(number, None) and None
+
+    def expire(self) -> None:
+        (call,) = self.running.values()
+        delay_s = call()
+        assert delay_s is not None
+        assert delay_s > 0
 
 
 def save_all(batch: Batch) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from acker_client.source.checkpoints import checkpoint_file as checkpoint_module
-from acker_client.source.checkpoints.checkpoint_file import CheckpointFile, digest_of
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.checkpoints.content import digest_of
 from acker_client.source.errors import CheckpointError
 from acker_client.source.records.input import Committed
 from acker_client.source.records.ranges import Ranges

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from acker_client.source import Retry
 from acker_client.source.dead_letters import letters_file as dead_letters
 from acker_client.source.dead_letters.letters_file import DeadLetterFile
+from acker_client.source.dead_letters.letters_log import DeadLetterLog
 from acker_client.source.decoding.lines import LINE_BYTES_MAX
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
@@ -254,3 +255,33 @@ def test_a_function_that_raises_has_kept_no_letter_and_their_records_are_read_ag
     assert isinstance(raised.value.__cause__, ConnectionError)
     assert source.summary().dead_lettered == 0
     assert cluster.source(**options).run(NO_SPARK, save_all).acked == 1
+
+
+def test_letters_go_to_the_log_a_line_each_in_ascii(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "good", "bad\x1b[2J\u2028ä")
+    options: dict[str, Any] = {"dead_letters": "log", "retry": Retry(max_retries=0)}
+    summary = cluster.source(**options).run(NO_SPARK, failing(lambda row: row.value != "good"))
+    assert (summary.acked, summary.dead_lettered) == (1, 1)
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "acker_client.source.dead_letters")
+    assert (line.isascii(), line.isprintable(), line.count("\n")) == (True, True, 0)
+    read = json.loads(line.removeprefix("dead letter: "))
+    assert (read["value"], read["path"], read["line"]) == ("bad\x1b[2J\u2028ä", f"{tmp_path}/a.txt", 2)
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("value", [b"a" * 3000, {"sku": "a" * 3000}], ids=["bytes", "columns"])
+def test_a_long_value_is_cut_in_the_log(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    DeadLetterLog().write([replace(letter(value), schema="sku string", columns={"key": "k" * 3000})])
+    read = json.loads(caplog.messages[0].removeprefix("dead letter: "))
+    whole = len(value) if isinstance(value, bytes) else len(json.dumps(value))
+    assert (len(read["value"]), read["bytes"]) == (2000, whole)
+    assert len(caplog.messages[0]) < 2500
+
+
+def test_a_file_of_the_name_log_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "bad")
+    cluster.source(dead_letters="./log", retry=Retry(max_retries=0)).run(NO_SPARK, failing(lambda row: True))
+    assert json.loads((tmp_path / "log").read_text())["value"] == "bad"

@@ -31,7 +31,7 @@ def log() -> Log:
     return log
 
 
-def member(cluster: Cluster, log: Log, group: Group, name: str, **options: Any) -> Run:
+def member(cluster: Cluster, log: Log, group: Group, name: str, *, streams: bool = False, **options: Any) -> Run:
     """Return a run of a source of the group. It raises ``Idle`` instead of waiting."""
 
     def idle(seconds: float) -> None:
@@ -48,7 +48,7 @@ def member(cluster: Cluster, log: Log, group: Group, name: str, **options: Any) 
         "retry": Retry(max_retries=1, initial_s=1000, cap_s=1000),
         **options,
     }
-    run = LogSource(log, **given)._begin_run(NO_SPARK).__enter__()
+    run = LogSource(log, **given)._begin_run(NO_SPARK, streams=streams).__enter__()
     group.notes.clear()
     return run
 
@@ -192,6 +192,31 @@ def test_a_fenced_commit_drops_the_partitions_of_others_and_keeps_the_rest(
     assert caplog.messages.count("other sources own a now") == 1
 
 
+def test_no_commit_comes_before_the_outcomes_of_a_batch_are_taken(
+    cluster: Cluster, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fenced commit drops partitions. Their finished records would be retired into partitions that are not there."""
+    group = Group({"a": "x", "b": "x"})
+    options: dict[str, Any] = {"commit_interval_s": 10, "batch_records": 4}
+    x = member(cluster, log, group, "x", streams=True, **options)
+    assert len(next_of(x)) == 4
+    assert len(list(x.take_outcomes())) == 4
+    asleep = taken(x)
+    assert asleep is not None
+    x._partitions._checkpointing.note_unsaved(["a"])
+    group.take_away("a")
+    group.give("a", "y")
+    cluster.time.sleep(11)
+    worked(x, asleep)
+    assert group.notes == ["x writes a 0-4"]
+    assert len(list(x.take_outcomes())) == 4
+    for _ in range(5):
+        cluster.time.sleep(11)
+        next_of(x)
+        list(x.take_outcomes())
+    assert caplog.messages.count("other sources own a now") == 1
+
+
 def test_a_source_that_ends_commits_then_leaves_the_group_then_closes_its_checkpoint(
     cluster: Cluster, log: Log
 ) -> None:
@@ -258,3 +283,20 @@ def test_a_group_is_refused_without_a_shared_input_and_checkpoint(cluster: Clust
     )
     with pytest.raises(SourceError, match="group with an input of files: its partitions cannot be shared out"):
         files.run(NO_SPARK, save_all)
+
+
+def test_a_source_of_a_group_names_each_folder_that_other_drivers_may_write_into_once(
+    cluster: Cluster, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = Group()
+    x = member(cluster, log, group, "x", batch_records=2)
+    assert next_of(x) == []
+    group.give("a", "x")
+    for _ in range(3):
+        batch = taken(x)
+        assert batch is not None
+        frame_of(batch).evidence.folders = frozenset({"file:/out", f"file:/apart/batch={batch.id}"})
+        worked(x, batch)
+    (line,) = [each for each in caplog.messages if "files were written" in each]
+    assert "into file:/out, and this source is in a group" in line
+    assert "use write_parquet" in line

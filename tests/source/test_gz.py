@@ -133,7 +133,7 @@ def test_a_gz_that_changes_under_its_readers_is_an_error_never_other_records(tmp
     slices = driven.slices(driven.drain(), 1)
     (tmp_path / "other").write_bytes(gzip.compress("".join(f"LINE {k}\n" for k in range(1000)).encode()))
     (tmp_path / "other").rename(tmp_path / "a.gz")
-    with pytest.raises(InputChanged, match="has changed since its lines were counted"):
+    with pytest.raises(InputChanged, match="has changed since its records were counted"):
         list(slices[0].read())
 
 

@@ -32,7 +32,7 @@ from acker_client.source import (
 )
 from acker_client.source.engine.environment import arrow_schema
 from acker_client.source.kafka.broker import Broker, CommittedOffset
-from acker_client.source.kafka.connection import Reminder, Unreachable, error_of, library
+from acker_client.source.kafka.connection import Unreachable, error_of, library
 from acker_client.source.kafka.input import KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
@@ -41,6 +41,7 @@ from acker_client.source.kafka.slices import COLUMNS, SCHEMA
 from acker_client.source.kafka.topic_log import shared_out
 from acker_client.source.records.input import PausableInput, SharedInput
 from acker_client.source.records.stores import SharedCheckpointStore
+from acker_client.source.waiting import Reminder
 from tests.source.driven import Driven, read_elsewhere
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
 from tests.source.kafka_broker import MockKafka
@@ -600,7 +601,7 @@ def test_while_brokers_are_away_plans_are_empty(
     assert "Kafka answers again" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_source_that_follows_survives_three_outages_in_the_middle_of_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -642,6 +643,7 @@ def test_a_source_that_follows_survives_three_outages_in_the_middle_of_a_batch(
     assert sorted(acked) == sorted(b"%d.%d" % (outage, k) for outage in range(4) for k in range(10))
 
 
+@pytest.mark.long
 def test_members_of_a_group_keep_their_partitions_while_brokers_are_away(
     opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -788,6 +790,11 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
         ({"topics": "a", "records_per_s": 0}, "records_per_s=0: give records per second and partition, above 0"),
         ({"topics": "a", "ordered_by": "value"}, "ordered_by='value': give 'key', or None"),
         ({"topics": "a", "ordered_by": "key", "guarantee": "at_most_once"}, "nothing is tried again then"),
+        (
+            {"topics": "a", "acks_upstream": True, "track": "offset > 5"},
+            "acks_upstream=True with track: the other job's",
+        ),
+        ({"topics": "a", "ordered_by": "key", "track": "offset > 5"}, "ordered_by='key' with track: an untracked"),
         ({"topics": "a", "config": {"group.id": "x"}}, "config: group.id is the source's own: give it as group_id"),
         ({"topics": "a", "config": {"auto.offset.reset": "x"}}, "auto.offset.reset is the source's own: give first_"),
         ({"topics": "a", "config": {"oauth_cb": print}}, "config: oauth_cb is a builtin_function_or_method: give text"),
@@ -1017,6 +1024,7 @@ VALUES: list[Any] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("value", VALUES, ids=["escaped", "binary", "text", "columns", "just too long"])
 def test_a_letter_that_is_too_long_for_a_message_comes_in_parts_that_hold_all_of_it(

@@ -149,6 +149,7 @@ def test_a_bound_of_a_partition_that_is_not_there_or_beyond_its_end_is_a_sentenc
         started(kafka, opened, timed, start={f"{timed}/0": 21}).plan(1, 1)
 
 
+@pytest.mark.long
 def test_a_failure_is_tried_again_however_far_the_source_has_read_since(kafka: MockKafka, tmp_path: Path) -> None:
     topic = kafka.new_topic(400)
     options: dict[str, Any] = {"bootstrap_servers": kafka.servers, "name": topic, "stop": "end", "batch_records": 40}

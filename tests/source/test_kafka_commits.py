@@ -122,6 +122,7 @@ def test_a_partition_whose_commit_another_source_has_replaced_is_read_from_its_b
     assert seen.count(b"one") == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first_one", [None, "kafka"])
 def test_a_file_and_kafkas_offsets_are_two_checkpoints(jobs: Callable[[int], Jobs], first_one: str | None) -> None:
     for first, second in ((first_one, "b.ckpt"), ("a.ckpt", first_one), ("c.ckpt", MemoryCheckpoint())):
@@ -199,6 +200,7 @@ def test_a_source_that_goes_on_from_its_commits_counts_from_there_how_far_it_is_
 # -- two drivers at the same time
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("checkpoint", [None, "kafka", "copied"])
 def test_of_two_drivers_under_one_name_the_later_one_stops_and_each_record_is_read(
     jobs: Callable[[int], Jobs], checkpoint: str | None, caplog: pytest.LogCaptureFixture

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
@@ -251,6 +252,45 @@ def test_a_record_that_does_not_decode_goes_to_the_dead_letters_with_its_reason_
     assert sorted(log.acked) == [k for k in range(len(values)) if k not in letters]
 
 
+def test_with_tracking_off_a_record_that_does_not_decode_ends_alone_in_the_dead_letters_with_its_reason(
+    kafka: MockKafka, written: Written, tmp_path: Path
+) -> None:
+    topic = kafka.new_topic()
+    values = [value for value, _ in written.good] * 10
+    values.insert(7, written.bad[0][0])
+    kafka.write(topic, 0, values)
+    options = options_of(kafka, topic, environment=Cluster(tmp_path).environment(), values=written.values)
+    options |= {"dead_letters": tmp_path / "dead.jsonl", "retry": Retry(0, initial_s=0.0), "max_dead_share": 1.0}
+    summary = Kafka(topic, **options, tracking=False).run(NO_SPARK, lambda batch: frame_of(batch).rows() and None)
+    assert (summary.acked, summary.dead_lettered, summary.open) == (len(values) - 1, 1, 0)
+    (letter,) = map(json.loads, (tmp_path / "dead.jsonl").open())
+    assert letter["offset"] == 7
+    assert f"{topic}:0:7: the value does not decode as " in letter["reason"]
+
+
+def test_untracked_records_are_chosen_by_their_decoded_values_and_one_that_does_not_decode_is_tracked(
+    kafka: MockKafka, written: Written, tmp_path: Path
+) -> None:
+    topic = kafka.new_topic()
+    values = [*(value for value, _ in written.good), written.bad[0][0]]
+    kafka.write(topic, 0, values)
+    log, seen = Log(), list[int]()
+
+    def process(batch: Batch) -> None:
+        rows = frame_of(batch).rows()
+        seen.extend(row.value["id"] for row in rows)
+        frame_of(batch).ack(rows)
+
+    def is_first(batch: pa.RecordBatch) -> Any:
+        return pc.equal(pc.struct_field(batch.column("value"), "id"), 1)
+
+    options = options_of(kafka, topic, environment=Cluster(tmp_path).environment(), values=written.values)
+    options |= {"dead_letters": tmp_path / "dead.jsonl", "retry": Retry(0), "max_dead_share": 1.0, "listener": log}
+    summary = Kafka(topic, **options, track=is_first).run(NO_SPARK, process)
+    assert (summary.acked, summary.absent, summary.dead_lettered, summary.open) == (1, 1, 1, 0)
+    assert (seen, log.acked, log.dead) == ([1, 2], [0], [2])
+
+
 def test_a_dead_letter_of_a_record_that_decodes_has_its_row_and_its_bytes_and_is_put_back_as_that_row(
     kafka: MockKafka, written: Written, tmp_path: Path
 ) -> None:
@@ -374,20 +414,17 @@ def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
     assert caplog.text.count("the schema registry answers again") == 1
 
 
-def test_a_wait_for_the_registry_is_logged_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_for_the_registry_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now, slept = [0.0], list[float]()
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr("acker_client.source.kafka.schema_registry.time.sleep", sleep)
     with SchemaRegistryServer() as server:
-        registry = SchemaRegistry(RegistryConnection(server.url, timeout_s=200.0), clock=lambda: now[0])
+        registry = SchemaRegistry(RegistryConnection(server.url, timeout_s=230.0), lambda: now[0], sleep)
         server.status = 500
-        with pytest.raises(Unreachable, match=r"has not answered for 200 s .*: check registry"):
+        with pytest.raises(Unreachable, match=r"has not answered for 230 s .*: check registry"):
             registry.get_schema(1)
     lines = [record.getMessage() for record in caplog.records if "waiting for the schema registry" in record.message]
     assert len(lines) == 4
@@ -422,6 +459,7 @@ def test_a_refusal_in_a_task_fails_the_task_and_no_record(kafka: MockKafka, open
             list(slices[0].read())
 
 
+@pytest.mark.long
 def test_slices_are_pickled_and_read_in_another_process(kafka: MockKafka, opened: list[KafkaInput]) -> None:
     topic = kafka.new_topic()
     with SchemaRegistryServer() as server:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from acker_client.source.engine.options import Options
 from acker_client.source.records.balance import sliced
 from acker_client.source.records.input import Chosen, Original, Plan
 from acker_client.source.records.key_order import KeyOrder
-from tests.source.executors import NO_SPARK, Cluster, frame_of
+from tests.source.executors import NO_SPARK, Cluster, Timers, frame_of
 from tests.source.logs import MemoryCheckpoint, MemoryLetters
 
 # -- the order alone, beside a twin that looks at each record
@@ -193,6 +193,7 @@ class Watcher(Listener):
         for place in places_of(emitted):
             key = self.key_of(place)
             self.handed.setdefault(key, []).append(place[1])
+            assert not [other for other in self._emitted - self.ended - {place} if self.key_of(other) == key]
             self._in_batch.setdefault(batch, []).append(place)
             self._emitted.add(place)
 
@@ -231,13 +232,15 @@ def run_in_order(
     logs: Mapping[str, Sequence[int]], chance: Any, batch_records: int, open_max: int, *, restarts: int
 ) -> Watcher:
     """Run a source over ``logs`` to its end, with every kind of failure, and as many restarts. Checks each batch."""
-    watcher, checkpoint = Watcher(logs, batch_records, open_max), MemoryCheckpoint()
+    watcher, checkpoint, tracking = Watcher(logs, batch_records, open_max), MemoryCheckpoint(), chance.random() < 0.7
     with TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder))
+        cluster, timers = Cluster(Path(folder)), Timers()
+        environment = replace(cluster.environment(), timer=timers.start)
         for left in reversed(range(restarts + 1)):
             log = KeyedLog(logs, chance)
             watcher.begin(log)
-            options: dict[str, Any] = {"name": "log", "environment": cluster.environment(), "listener": watcher}
+            options: dict[str, Any] = {"name": "log", "environment": environment, "listener": watcher}
+            options |= {"tracking": tracking, "message_timeout_s": 30.0}
             options |= {"batch_records": batch_records, "max_uncommitted": open_max, "checkpoint": checkpoint}
             options |= {"dead_letters": MemoryLetters(), "max_dead_share": 1.0, "retry": Retry(2, 9, 1.0, 8.0)}
             batches = LogSource(log, **options).batches(NO_SPARK)
@@ -250,6 +253,8 @@ def run_in_order(
                 frame_of(batch).ack(rows[cut:])
                 if left and chance.random() < 0.2:
                     break
+                if fate < 0.1:
+                    timers.expire()
                 if fate < 0.2:
                     batch.error = ValueError("the job failed")
                 else:
@@ -283,5 +288,33 @@ def test_records_of_a_key_are_handed_out_in_order_in_many_cases(
     logs: dict[str, list[int]], chance: Any, batch_records: int, more: int, restarts: int
 ) -> None:
     watcher = run_in_order(logs, chance, batch_records, batch_records + more, restarts=restarts)
+    assert watcher.ended == {(name, k) for name, keys in logs.items() for k in range(len(keys))}
+    assert all(positions == sorted(positions) for positions in watcher.handed.values())
+
+
+@given(LOGS, st.randoms(use_true_random=False), st.integers(1, 8), st.integers(0, 20))
+@settings(max_examples=12)
+def test_records_of_a_key_are_handed_out_in_order_to_batches_that_are_open_together(
+    logs: dict[str, list[int]], chance: Any, batch_records: int, more: int
+) -> None:
+    watcher, log = Watcher(logs, batch_records, batch_records + more), KeyedLog(logs, chance)
+    watcher.begin(log)
+    with TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"name": "log", "environment": Cluster(Path(folder)).environment()}
+        options |= {"listener": watcher, "batch_records": batch_records, "max_uncommitted": batch_records + more}
+        options |= {"dead_letters": MemoryLetters(), "max_dead_share": 1.0, "retry": Retry(2, 9, 1.0, 8.0)}
+        with LogSource(log, **options)._begin_run(NO_SPARK) as run:
+            opened: list[Batch] = []
+            while not run.is_over:
+                batch = run.next_batch() if len(opened) < 3 else None
+                if batch is not None:
+                    opened.append(batch)
+                if opened and (batch is None or chance.random() < 0.4):
+                    batch = opened.pop(chance.randrange(len(opened)))
+                    rows = frame_of(batch).rows()
+                    bad = {row.root: "not this time" for row in rows if chance.random() < 0.2}
+                    frame_of(batch).fail(bad)
+                    frame_of(batch).ack(row for row in rows if row.root not in bad)
+                    run.settle_batch(batch, ValueError("the job failed") if chance.random() < 0.1 else None)
     assert watcher.ended == {(name, k) for name, keys in logs.items() for k in range(len(keys))}
     assert all(positions == sorted(positions) for positions in watcher.handed.values())

@@ -120,7 +120,7 @@ def test_slices_hold_only_their_own_records_and_are_unpacked_without_spark_grpc_
     assert len(following.slices(records[3:5])[0].content) < 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.data(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_every_record_is_read_once_and_a_restart_reads_exactly_those_that_are_not_done(

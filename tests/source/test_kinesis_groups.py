@@ -97,6 +97,7 @@ def test_the_child_of_a_shard_waits_for_a_retry_that_another_member_has_and_goes
     }
 
 
+@pytest.mark.long
 def test_shards_in_a_real_zookeeper_are_shared_split_and_left_and_each_record_is_acked_once(
     cluster: Cluster, twin: TwinKinesis, zookeeper: str, zookeeper_process: Any
 ) -> None:

@@ -78,7 +78,7 @@ class Polled(Driven):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_stream_is_split_and_merged_under_its_reader_and_every_record_is_read_once(mended: bool) -> None:
     with KinesisServer(mended=mended) as server:
@@ -103,6 +103,7 @@ def test_a_stream_is_split_and_merged_under_its_reader_and_every_record_is_read_
         assert again.description == "end of the stream (5 shards)"
 
 
+@pytest.mark.long
 def test_a_stream_is_read_by_its_arn_from_a_time_and_from_the_newest_on(server: KinesisServer) -> None:
     server.create("by-arn", 1)
     door = BotoKinesis("by-arn", REGION, server.url)
@@ -124,6 +125,7 @@ def test_a_stream_is_read_by_its_arn_from_a_time_and_from_the_newest_on(server: 
     assert b"c" in door.read_records(door.iterator(shard.name, since), 100).rows.column("data").to_pylist()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
@@ -160,6 +162,7 @@ def test_trouble_on_the_wire_is_waited_out_and_no_record_is_lost_or_read_twice(s
     assert sorted(Polled(server, "troubled").work_off()) == sorted(everything)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", ["AccessDeniedException", "ExpiredTokenException"])
 def test_a_permission_that_ends_in_the_middle_ends_the_run_and_the_next_start_goes_on(
     server: KinesisServer, code: str
@@ -176,6 +179,7 @@ def test_a_permission_that_ends_in_the_middle_ends_the_run_and_the_next_start_go
     assert Polled(server, stream, reader.committed()).work_off() == ["b", "c", "d"]
 
 
+@pytest.mark.long
 def test_a_stream_that_is_deleted_under_its_reader_ends_the_run_and_made_anew_its_checkpoint_is_refused(
     server: KinesisServer,
 ) -> None:
@@ -191,6 +195,7 @@ def test_a_stream_that_is_deleted_under_its_reader_ends_the_run_and_made_anew_it
         Polled(server, "deleted", reader.committed())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("code", "says"),
     [
@@ -216,7 +221,7 @@ def test_the_name_of_no_stream_is_one_sentence(server: KinesisServer) -> None:
         BotoKinesis("", REGION, server.url).describe()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wrong_endpoint_is_one_sentence() -> None:
     with KinesisServer() as gone:
         pass

@@ -375,6 +375,14 @@ def test_an_empty_shard_in_between_does_not_hide_its_open_ancestors(twin: TwinKi
     assert (second.data(second.drain()), third.data(third.drain())) == ([], ["b"])
 
 
+def test_outcomes_have_the_partition_keys_of_their_records(cluster: Cluster, twin: TwinKinesis) -> None:
+    twin.put(0, *"ab")
+    twin.put(1, *"x")
+    written = {str(each.sequence_number): each.key for shard in twin.streams.values() for each in shard.records}
+    outcomes = list(source(cluster, twin).outcomes(NO_SPARK, save_all))
+    assert {each.origin["sequence_number"]: each.key for each in outcomes} == written
+
+
 def test_records_of_a_partition_key_wait_for_an_earlier_one_also_in_the_shard_of_a_split(
     cluster: Cluster, twin: TwinKinesis
 ) -> None:
@@ -393,6 +401,8 @@ def test_records_of_a_partition_key_wait_for_an_earlier_one_also_in_the_shard_of
         tries += 1
         failing(lambda row: row.value == b"b" and tries < 3)(batch)
 
+    with pytest.raises(ValueError, match="ordered_by='partition_key' with track"):
+        source(cluster, twin, ordered_by="partition_key", track="true")
     summary = source(cluster, twin, ordered_by="partition_key").run(NO_SPARK, process)
     assert (summary.acked, summary.held_back) == (8, 0)
     assert [[data for data, _ in batch] for batch in handed[:3]] == [["a", "b", "c"], ["b", "a"], ["b", "a"]]

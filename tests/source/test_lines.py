@@ -18,7 +18,7 @@ from acker_client.source.decoding.json_lines import JsonParser
 from acker_client.source.decoding.lines import BOM, LineSlice, TextParser, find_lines
 from acker_client.source.errors import InputChanged
 from acker_client.source.files.input import FileInput
-from acker_client.source.files.line_files import PACKED
+from acker_client.source.files.plain_file import PACKED
 from acker_client.source.records.input import Chosen
 from tests.source.driven import Driven, read_elsewhere
 
@@ -63,7 +63,7 @@ def rows_in(source: FileInput, tasks: int = 2) -> list[tuple[int, dict[str, Any]
     return rows_of(driven.slices(driven.drain(), tasks))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.lists(contents, min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_slices_give_the_lines_of_readline_for_any_bytes_and_boundaries(
@@ -155,7 +155,7 @@ def test_many_small_files_are_handed_on_together_and_a_task_gets_its_share(tmp_p
     assert [len(list(piece.read())) for piece in slices] == [1, 1, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slices_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x\ny\n")

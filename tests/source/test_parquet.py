@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, SourceError
 from acker_client.source.engine.environment import arrow_schema, spark_schema
-from acker_client.source.parquet.input import ParquetInput, find_parquet_files, schema_of
+from acker_client.source.parquet.input import ParquetInput
+from acker_client.source.parquet.places import find_parquet_files, schema_of
 from tests.source.disks import without_rights
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
@@ -32,7 +33,7 @@ def write(path: Path, values: list[str], rows_per_group: int = 4) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 9), st.data())
 @settings(max_examples=80, deadline=None)
 def test_every_row_is_read_once_and_a_restart_reads_exactly_those_that_are_not_done(
@@ -206,7 +207,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_never_other_records(tm
     driven = Driven(ParquetInput(path, NUMBERS))
     slices = driven.slices(driven.drain())
     write(path, ["one", "TWO"])
-    with pytest.raises(InputChanged, match="has changed since its rows were counted"):
+    with pytest.raises(InputChanged, match="has changed since its records were counted"):
         rows_of(slices)
     assert driven.values([0]) == [None]
 
@@ -226,7 +227,7 @@ def test_a_directory_stands_for_the_parquet_files_in_it_as_in_spark(tmp_path: Pa
         ("{folder}/empty", r"no file in '.*empty' ends in \.parquet"),
         ("{folder}/by", "holds a column in its name"),
         ("{folder}/text.parquet", "is no Parquet file, or a damaged one"),
-        ("s3://bucket/key", "is a URL"),
+        ("ftp://host/key", "is a URL"),
         ("dbfs:/mnt/a/*.parquet", "write '/dbfs/mnt/a/"),
     ],
 )

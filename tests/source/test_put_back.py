@@ -30,7 +30,8 @@ from acker_client.source.engine.source import Source
 from acker_client.source.frame.input import FrameInput
 from acker_client.source.put_back import store
 from acker_client.source.put_back.input import LetterParser, PutBackInput, _columns_row, first_columns, letter_of
-from acker_client.source.put_back.store import Moved, put_back, read_letters
+from acker_client.source.put_back.letter_lines import Moved
+from acker_client.source.put_back.store import put_back, read_letters
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX
 from tests.source.disks import without_rights
 from tests.source.driven import Driven
@@ -546,7 +547,7 @@ def nested(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 KINDS = st.recursive(st.sampled_from(SCALARS), nested, max_leaves=5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.data(), st.lists(st.tuples(NAMES, KINDS), min_size=1, max_size=4, unique_by=lambda each: each[0]))
 @settings(max_examples=300, deadline=None)
 def test_a_row_of_any_columns_comes_back_from_its_letter(data: st.DataObject, fields: list[tuple[str, Any]]) -> None:

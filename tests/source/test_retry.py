@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from acker_client.source.records.retry import GROUP_MIN, GROUPS_MAX, PIECES, Retry, Schedule
+from acker_client import Verdict
+from acker_client.source.records.retry import GROUP_MIN, GROUPS_MAX, PIECES, Retry, RetryPolicy, Schedule
 
 
 def columns(records: set[int] | list[int]) -> np.ndarray:
@@ -49,11 +51,19 @@ class Twin:
         return {r for r, attempt in self.records.items() if attempt.due_s is not None and attempt.due_s <= now}
 
 
+def asked(policy: RetryPolicy, verdict: Verdict, attempts: np.ndarray) -> np.ndarray:
+    """Ask a policy about each record: a ``Decide``."""
+    answers = (policy.decide(int(attempt), verdict, "bad", {}) for attempt in attempts)
+    return np.array([np.nan if answer is None else answer for answer in answers])
+
+
 class ScheduleBesideItsTwin(RuleBasedStateMachine):
-    @initialize(retries=st.integers(0, 3), interruptions=st.integers(0, 3))
-    def begin(self, retries: int, interruptions: int) -> None:
+    @initialize(retries=st.integers(0, 3), interruptions=st.integers(0, 3), asks=st.booleans())
+    def begin(self, retries: int, interruptions: int, asks: bool) -> None:
         retry = Retry(max_retries=retries, max_interruptions=interruptions, initial_s=1, cap_s=3)
         self.schedule, self.twin = Schedule(retry, draw=lambda: 1.0), Twin(retry)
+        # The policy is asked about each record, or Retry's own code schedules all of them at once.
+        self.asks = asks
         self.now, self.flying = 0.0, set(range(12))
 
     @rule(data=st.data(), what=st.sampled_from(["failed", "interrupted"]))
@@ -63,7 +73,10 @@ class ScheduleBesideItsTwin(RuleBasedStateMachine):
         records = data.draw(st.sets(st.sampled_from(sorted(self.flying))))
         self.flying -= records
         count = self.schedule.count_failures if what == "failed" else self.schedule.interrupt
-        assert set(count(columns(records), self.now).tolist()) == self.twin.count(what, records, self.now)
+        verdict = Verdict.FAILED if what == "failed" else Verdict.LOST
+        decide = partial(asked, self.twin.retry, verdict) if self.asks else None
+        spent = count(columns(records), self.now, decide=decide)
+        assert set(spent.tolist()) == self.twin.count(what, records, self.now)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]), records_max=st.integers(1, 12))
     def take(self, seconds: float, records_max: int) -> None:
@@ -245,3 +258,36 @@ def test_a_large_failed_batch_is_spread_over_a_few_groups_too() -> None:
     schedule = Schedule(Retry(initial_s=8, cap_s=60), random.Random(1).random)
     schedule.interrupt(columns(list(range(1_000_000))), now=100.0)
     assert len(times_of(schedule)) == GROUPS_MAX
+
+
+@given(st.lists(st.one_of(st.floats(0, 1e9), st.sampled_from([0.0, 1.0, 30.0])), min_size=1, max_size=60))
+def test_no_record_is_tried_before_its_decided_delay_and_none_waits_a_tenth_longer(delays: list[float]) -> None:
+    schedule = Schedule(Retry(), draw=lambda: 0.5)
+    schedule.count_failures(columns(list(range(len(delays)))), now=0.0, decide=lambda _: np.array(delays))
+    groups = times_of(schedule)
+    due = {record: at_s for at_s, records in groups.items() for record in records}
+    assert sorted(due) == list(range(len(delays)))
+    for record, delay_s in enumerate(delays):
+        assert delay_s <= due[record] <= max(1.1 * delay_s, 0.001)
+    assert len(groups) <= len(set(delays))
+
+
+def test_a_million_decided_delays_become_few_groups() -> None:
+    delays = np.random.default_rng(1).uniform(1, 3600, 1_000_000)
+    schedule = Schedule(Retry(), draw=lambda: 0.5)
+    schedule.count_failures(columns(list(range(1_000_000))), now=0.0, decide=lambda _: delays)
+    assert len(times_of(schedule)) < 100
+
+
+def test_attempts_are_counted_up_to_a_limit_and_never_begin_anew() -> None:
+    schedule, counted = Schedule(Retry(), draw=lambda: 0.5), list[int]()
+
+    def decide(attempts: np.ndarray) -> np.ndarray:
+        counted.append(int(attempts[0]))
+        return np.zeros(1)
+
+    schedule.count_failures(columns([0]), now=0.0, decide=decide)
+    schedule._failed.values[:] = 65_533
+    for _ in range(3):
+        schedule.count_failures(columns([0]), now=0.0, decide=decide)
+    assert counted == [1, 65_534, 65_535, 65_535]

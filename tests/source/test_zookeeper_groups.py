@@ -176,6 +176,7 @@ def test_a_group_that_was_left_can_be_joined_again(nodes: Any, zookeeper: str) -
         store.close()
 
 
+@pytest.mark.long
 def test_a_checkpoint_as_large_as_a_node_can_be_is_saved_and_found(nodes: Any, zookeeper: str) -> None:
     holey = Committed(Ranges.of(np.arange(0, 1_000_000, 2, dtype=np.int64)))
     for saved in range(2):
@@ -195,6 +196,7 @@ def test_a_checkpoint_as_large_as_a_node_can_be_is_saved_and_found(nodes: Any, z
 # -- ZooKeeper away
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 def test_while_zookeeper_is_away_a_source_goes_on_and_a_commit_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from acker_client.spark.driver import session
 from acker_client.spark.driver.session import local_session
 from tests.spark.local_conf import local_conf
 
@@ -66,9 +67,9 @@ def _stderr_to(path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = _session()
-    yield session
-    session.stop()
+    started = _session()
+    yield started
+    started.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,16 @@ def _active_session() -> Iterator[None]:
     yield
     if before is not None and SparkSession._instantiatedSession is not None:
         SparkSession._activeSession = before
+
+
+@pytest.fixture(autouse=True)
+def _no_batch() -> Iterator[None]:
+    """Take back the settings of batches that a test has not settled: the next batch of this thread may be untracked."""
+    yield
+    session._handed_down.__dict__.clear()
+    if SparkSession._instantiatedSession is not None:
+        for key in (session.PINS, session.TASK_TRACKING):
+            SparkSession._instantiatedSession.sparkContext.setLocalProperty(key, None)  # type: ignore[arg-type]  # None removes it
 
 
 @pytest.fixture

@@ -69,7 +69,15 @@ class LiveBatch:
         parts = [Lines(int(a), int(b), self.texts[a:b]) for a, b in itertools.pairwise(bounds)]
         scope = BatchScope(self.session, 1, self.base)
         self.frame = frame_of(
-            spark, name="lines", scope=scope, schema=SCHEMA, slices=parts, settings=self.settings, once=once
+            spark,
+            name="lines",
+            scope=scope,
+            schema=SCHEMA,
+            slices=parts,
+            settings=self.settings,
+            once=once,
+            # As in every run of a source: Spark shows it in place of the call.
+            description="lines: batch 1, attempt 1",
         )
         self.verdicts: dict[int, Verdict] = {}
         self.reasons: dict[int, str] = {}
@@ -115,7 +123,11 @@ class LiveBatch:
             self.reasons[number] = outcomes.reason(index)
 
     def close(self) -> None:
-        self.client.close()
+        """Release what the batch has in Spark, as a source does. The next batch of this thread may be untracked."""
+        try:
+            self.frame.evidence.release()
+        finally:
+            self.client.close()
 
     def __enter__(self) -> Self:
         return self

@@ -84,7 +84,7 @@ def test_a_mistake_of_the_program_stops_the_run_and_no_record_is_charged(
     assert not (tmp_path / "dead.jsonl").read_text()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long
 def test_a_mistake_that_a_row_causes_is_that_rows_alone(connected: SparkSession, tmp_path: Path) -> None:
     def process(batch: Batch) -> None:
         texts = [None if row.value == "7" else row.value for row in batch.df.collect()]

@@ -64,6 +64,7 @@ def by_number(vals: dict[int, int]) -> dict[int, int]:
     return dict(zip(numbers, vals.values(), strict=True))
 
 
+@pytest.mark.long
 @given(TEXTS, st.integers(1, 9), st.integers(1, 9))
 @pytest.mark.parametrize("operator", [words(), over_arrow(in_arrow)], ids=["rows", "arrow"])
 def test_fused_or_not_and_in_any_batches_the_reports_are_the_same(

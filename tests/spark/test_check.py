@@ -85,10 +85,3 @@ def test_a_check_that_cannot_run_says_why_and_what_to_do() -> None:
     )
     with pytest.raises(SessionError, match="a SparkSession is expected, got a str"):
         check("localhost:7070")  # type: ignore[arg-type]
-
-
-def test_a_session_without_an_address_says_what_to_set(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ACKER_SERVERS", raising=False)
-
-    with pytest.raises(SessionError, match=r"set spark\.acker\.servers .* or ACKER_SERVERS"):
-        check(spark)

@@ -111,7 +111,7 @@ def test_of_two_sources_everything_that_is_said_adds_up_to_zero(it: Any, ours: l
     assert ledger(reports) == dict.fromkeys(roots, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(TEXTS, TEXTS, st.integers(0, 1 << 32))
 @pytest.mark.parametrize("right_is_tracked", [True, False], ids=["tracked", "plain"])
 def test_in_whatever_order_rows_arrive_a_cogroup_makes_the_same_rows_with_the_same_edges(
@@ -316,6 +316,7 @@ def test_two_frames_of_a_batch_give_what_the_plain_program_gives_and_are_done(
     assert rows == plain(plain_left, plain_right, it, schema)
 
 
+@pytest.mark.long
 def test_a_cogroup_of_groups_and_rows_is_taken_on_by_further_steps(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(12)) as live:
         left, right = branch(live.df, 2)
@@ -329,6 +330,7 @@ def test_a_cogroup_of_groups_and_rows_is_taken_on_by_further_steps(spark: SparkS
         assert live.settle() == ALL
 
 
+@pytest.mark.long
 def test_thin_and_packed_rows_on_one_side_meet_those_of_the_other(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(12)) as live:
         first, second, third = branch(live.df, 3)
@@ -341,6 +343,7 @@ def test_thin_and_packed_rows_on_one_side_meet_those_of_the_other(spark: SparkSe
         assert live.settle() == ALL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_left", [True, False], ids=["left", "right"])
 def test_a_plain_table_may_stand_on_either_side(spark: SparkSession, server: Any, is_left: bool) -> None:
     table = spark.createDataFrame([(0, "x"), (0, "y"), (9, "z")], "key long, text string")
@@ -389,6 +392,7 @@ def test_where_a_key_raises_the_records_of_both_sources_fail_and_no_other(
     assert other.reasons[1].startswith("raises: ValueError: three")
 
 
+@pytest.mark.long
 def test_a_cogroup_that_is_evaluated_twice_is_done(
     spark: SparkSession, server: Any, conf: Callable[[str, str], None]
 ) -> None:
@@ -404,6 +408,7 @@ def test_a_cogroup_that_is_evaluated_twice_is_done(
         assert live.settle() == ALL
 
 
+@pytest.mark.long
 def test_a_task_that_fails_behind_a_cogroup_is_run_again_and_costs_no_replay(
     spark: SparkSession, live: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -420,6 +425,7 @@ def test_a_task_that_fails_behind_a_cogroup_is_run_again_and_costs_no_replay(
     assert (one.settle(), other.settle()) == (ALL, dict.fromkeys(range(8), ACKED))
 
 
+@pytest.mark.long
 def test_a_shuffle_file_that_is_lost_under_a_cogroup_costs_no_replay(
     spark: SparkSession, live: Callable[..., Any], conf: Callable[[str, str], None], tmp_path: Path, local_dir: Path
 ) -> None:
@@ -456,6 +462,7 @@ def test_what_a_cogroup_returns_wrong_fails_the_task_and_no_record(spark: SparkS
         assert not any("wrong" in reason for reason in live.reasons.values())
 
 
+@pytest.mark.long
 def test_what_may_not_meet_in_a_cogroup_is_refused_and_nothing_is_taken(spark: SparkSession, server: Any) -> None:
     table = spark.createDataFrame([(0, "x")], "key long, text string")
     with LiveBatch(spark, server.address, texts(4)) as live:

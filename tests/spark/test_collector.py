@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from acker_client.spark import Collector, CollectorError, collector_settings
+from acker_client.spark import Collector, CollectorError, collector_settings, process_client
 from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.driver.session import SessionError
 from acker_protocol.ids import MASK, edge0, identity_of, identity_term
@@ -126,6 +126,7 @@ def test_a_record_without_anchors_is_refused_and_an_unanchored_one_is_not() -> N
     assert out.report().is_empty
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_an_rdd_job_is_acked_over_two_collectors(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
@@ -214,15 +215,18 @@ def test_a_collector_made_in_the_driver_takes_its_session_along(live: Callable[.
     assert batch.settle() == dict.fromkeys(range(20), ACKED)
 
 
-def test_a_collector_that_finds_no_server_says_what_to_give_it(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("servers", ["a:1, b:2", ("a:1", "b:2")])
+@pytest.mark.parametrize("make", [lambda servers: Collector("words", servers), process_client])
+def test_servers_may_be_given_as_one_text_or_several(make: Callable[[Any], Any], servers: Any) -> None:
+    assert make(servers)._settings.servers == ("a:1", "b:2")
+
+
+def test_a_collector_that_finds_no_server_says_what_to_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACKER_SERVERS", raising=False)
-    with pytest.raises(SessionError, match=r"set spark\.acker\.servers on the session"):
-        Collector("words")
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
-    with pytest.raises(SessionError, match=r"settings = collector_settings\(spark\), and give them to Collector"):
+    what = r"settings = collector_settings\(spark\), or source\.settings, in the driver, and give them to Collector"
+    with pytest.raises(SessionError, match=what):
         Collector("words")
     with pytest.raises(TypeError, match="give its name first"):
         Collector([ROW])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from acker_client.spark import compat
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everything_public_says_in_the_same_sentence_that_it_does_not_work_under_spark_connect() -> None:
     program = [sys.executable, str(HERE / "connect_calls.py")]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=240)

@@ -13,7 +13,24 @@ from acker_client.spark.driver.session import DAEMON
 LOADED = "from acker_client.spark import daemon; daemon.load(); import sys; print(*sys.modules)"
 
 
+COUNTED = "import gc; print(len(gc.get_objects()), gc.get_freeze_count())"
+
+
 @pytest.mark.slow
+def test_the_garbage_collector_of_workers_does_not_visit_what_was_loaded_before_the_fork() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", f"from acker_client.spark import daemon; daemon.load(); {COUNTED}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    visited, frozen = map(int, run.stdout.split())
+
+    assert visited * 1000 < frozen
+
+
+@pytest.mark.long
 def test_grpc_is_not_loaded_before_the_fork_and_the_rest_is() -> None:
     run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60)
     modules = set(run.stdout.split())

@@ -141,6 +141,7 @@ def ended(writer: Any, path: Path) -> None:
     writer.trigger(availableNow=True).option("checkpointLocation", str(path / "state")).start().awaitTermination()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ERRORS)
 def test_the_gist_of_what_spark_raises_is_what_went_wrong(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     run, line = ERRORS[kind]

@@ -63,6 +63,11 @@ def test_a_batch_is_done_exactly_where_the_table_says_so(actions: str, done: str
         assert "batch.done()" in str(finding) or "forgotten" in said
 
 
+def test_a_step_without_a_sink_is_told_to_write_its_rows() -> None:
+    says = "no write of source 'n''s rows succeeded: it never read them. Write them, or call batch.done()"
+    assert str(judge("source 'n'", [], has_sink=False)) == says
+
+
 def test_what_nobody_can_name_is_made_up_for_by_nothing() -> None:
     failed = Action("ran a job", True, True, 0, 10, "Full", Target.unlike("a job"))
     again = Action("ran a job", True, True, 20, 30, "", Target.unlike("a job"))

@@ -52,6 +52,7 @@ def test_explode_and_join(live: Callable[..., Any], examples: dict[str, Any], pr
     assert batch.settle() == ALL
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("totals", [(0, 2.25), (1, 1.25)]), ("once", [(0, "apple"), (0, "pear"), (1, "pear")])],
@@ -65,6 +66,7 @@ def test_group(
     assert batch.settle() == ALL
 
 
+@pytest.mark.long
 def test_cogroup(live: Callable[..., Any], examples: dict[str, Any]) -> None:
     batch, other = live(NOTES), live(["paid", "by nobody we know"])
     payments = other.df.selectExpr("number * 7 AS id", "_root", "_edge")
@@ -73,6 +75,7 @@ def test_cogroup(live: Callable[..., Any], examples: dict[str, Any]) -> None:
     assert other.settle() == dict.fromkeys(range(2), ACKED)
 
 
+@pytest.mark.long
 def test_branch(live: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
     batch = live(NOTES)
     items = examples["priced"](examples["each_item"](orders(batch)), prices)

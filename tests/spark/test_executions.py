@@ -675,6 +675,14 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         ),
         "failed",
     ),
+    "the same place with the same columns under crossed names": (
+        lambda rows, place: (
+            suppressing(lambda: _barred(rows, place).toDF("a", "b").write.mode("append").parquet(place)),
+            _in_the_way(f"{place}.open"),
+            _barred(rows, place).toDF("b", "a").write.mode("append").parquet(place),
+        ),
+        "failed",
+    ),
     "another function": (
         lambda rows, _: (suppressing(lambda: rows.foreachPartition(raising)), rows.foreachPartition(read)),
         "failed",
@@ -1131,6 +1139,7 @@ def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_los
     assert "save()" in error
 
 
+@pytest.mark.long
 def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> None:
     assert run(lambda rows, _: (failing(rows.where("true")), noop(rows)), [""] * 8) == ({Verdict.ACKED}, "")
 
@@ -1193,6 +1202,7 @@ def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(live: Any,
     assert "forgotten" in str(batch.error)
 
 
+@pytest.mark.long
 def test_the_users_word_stands_for_what_cannot_be_proven(live: Any) -> None:
     batch = live(TEXTS)
     sink(lambda rows: _python_source(rows), name="save")(batch.df.transform(split))
@@ -1234,6 +1244,7 @@ def test_the_first_failure_that_a_sink_swallows_is_logged_once_for_each_target_w
     assert all("Traceback (most recent call last)" in text and "no room" in text for text in said)
 
 
+@pytest.mark.long
 def test_a_failure_that_left_a_sink_is_made_good_by_another_run_of_the_sink(
     live: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1307,6 +1318,7 @@ def test_two_sources_that_meet_in_one_frame_are_settled_alike(live: Any, meet: A
     assert (set(one.settle().values()), set(other.settle().values())) == ({verdict}, {verdict})
 
 
+@pytest.mark.long
 def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(live: Any, conf: Any) -> None:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
     one, other = live(TEXTS, slices=2), live(TEXTS, slices=2)
@@ -1317,6 +1329,7 @@ def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(live: 
     assert set(other.settle().values()) == {Verdict.LOST}
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(live: Any) -> None:
     batch = live(TEXTS, slices=4)
@@ -1354,7 +1367,7 @@ def _frame_of_rdd(rows: DataFrame, _: str) -> None:
     noop(rows.sparkSession.createDataFrame(rows.rdd.map(lambda row: (row.word,)), "word string"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize(
     "deliver",
     [
@@ -1415,6 +1428,7 @@ def test_an_ack_column_over_rows_of_two_batches_counts_for_both(live: Any) -> No
     assert set(other.settle().values()) == {Verdict.ACKED}
 
 
+@pytest.mark.long
 def test_an_ack_column_that_a_part_is_read_of_counts_for_neither_of_two_batches(live: Any) -> None:
     one, other = live(TEXTS, slices=2), live(TEXTS, slices=2)
     one.df.unionByName(other.df).select("text", AF.ack()).foreachPartition(nothing)
@@ -1455,6 +1469,7 @@ def test_an_ack_column_whose_rows_the_write_had_no_need_of_counts_all_the_same(l
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", [lambda rdd: rdd.count(), lambda rdd: rdd.foreachPartition(read)])
 def test_an_ack_column_in_a_job_that_nobody_follows_does_not_count(live: Any, body: Any) -> None:
     batch = live(TEXTS, slices=4)
@@ -1471,6 +1486,7 @@ def test_a_job_that_nobody_acks_in_is_not_held_against_its_records(live: Any) ->
     assert "use @sink" in batch.frame.evidence.unfinished_because
 
 
+@pytest.mark.long
 def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(live: Any, tmp_path: Path) -> None:
     batch = live(TEXTS, slices=4)
     one, other = branch(batch.df, 2)

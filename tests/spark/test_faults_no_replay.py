@@ -61,7 +61,7 @@ def assert_all_acked(live: LiveBatch, path: Path) -> None:
 
 def unfused(df: DataFrame) -> DataFrame:
     """Return the rows in a frame that the library does not know, so the next step is not fused with the last."""
-    return df.select("*")
+    return df.alias("rows")
 
 
 def fail_at_the_end(folder: Path, fault: Callable[[], None]) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -151,6 +151,7 @@ def test_a_frame_is_counted_and_then_written(
     frame.unpersist()
 
 
+@pytest.mark.long
 def test_a_frame_counted_fused_is_written_unfused(live: Start, tmp_path: Path) -> None:
     batch = live(texts(20))
     frame = batch.df.transform(words)
@@ -160,6 +161,7 @@ def test_a_frame_counted_fused_is_written_unfused(live: Start, tmp_path: Path) -
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_the_same_sink_writes_the_same_frame_again(live: Start, tmp_path: Path) -> None:
     batch = live(texts(20))
     frame, save = batch.df.transform(words), sink_to(tmp_path / "out")
@@ -169,6 +171,7 @@ def test_the_same_sink_writes_the_same_frame_again(live: Start, tmp_path: Path) 
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_two_sinks_in_one_batch_one_of_them_over_branch(
     live: Start, tmp_path: Path, conf: Options, adaptive: str
@@ -187,6 +190,7 @@ def test_two_sinks_in_one_batch_one_of_them_over_branch(
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_one_of_two_sinks_is_not_enough(live: Start, tmp_path: Path) -> None:
     batch = live(texts(20))
     first, _ = branch(batch.df, 2)
@@ -197,6 +201,7 @@ def test_one_of_two_sinks_is_not_enough(live: Start, tmp_path: Path) -> None:
     assert ACKED not in verdicts.values()
 
 
+@pytest.mark.long
 def test_coalesce_runs_several_workers_in_one_partition(live: Start, tmp_path: Path) -> None:
     batch = live(texts(40), slices=4)
 
@@ -220,6 +225,7 @@ def test_a_union_of_two_tracked_frames(live: Start, tmp_path: Path) -> None:
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_union_is_counted_and_then_written(live: Start, tmp_path: Path) -> None:
     batch = live(texts(20))
     first, second = branch(batch.df, 2)
@@ -291,6 +297,7 @@ def test_arrow_operators_are_run_again_as_rows_are(live: Start, tmp_path: Path) 
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_thread_of_the_users_inside_foreach_batch(spark: SparkSession, live: Start, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.mkdir()

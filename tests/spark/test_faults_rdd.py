@@ -70,6 +70,7 @@ def by_word(row: Any) -> tuple[str, Any]:
     return row.word, row
 
 
+@pytest.mark.long
 def test_collectors_over_a_shuffle_ack_everything(live: Start, tmp_path: Path) -> None:
     batch = live(texts(20))
     words = batch.df.rdd.mapPartitions(splitting(batch)).map(by_word).partitionBy(3).values()
@@ -79,6 +80,7 @@ def test_collectors_over_a_shuffle_ack_everything(live: Start, tmp_path: Path) -
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_lost_shuffle_file_of_an_rdd_costs_nothing(live: Start, tmp_path: Path, local_dir: Path) -> None:
     batch = live(texts(20))
     write = writing(batch, tmp_path / "out")
@@ -172,6 +174,7 @@ def test_a_row_that_is_neither_acked_nor_failed_is_unfinished(live: Start) -> No
     assert sum(verdict == ACKED for verdict in verdicts.values()) == 18
 
 
+@pytest.mark.long
 def test_rows_dropped_before_a_udf_acks_them_are_unfinished(live: Start) -> None:
     from acker_client.spark import functions as AF
 

@@ -116,7 +116,7 @@ def fickle_arrow(how: str, folder: Path) -> Any:
     return fickle
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.long
 @pytest.mark.parametrize("checked", ["true", "false"], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("form", [fickle_rows, fickle_arrow], ids=["rows", "arrow"])
 @pytest.mark.parametrize("how", ["count", "value", "order"])
@@ -166,6 +166,7 @@ def test_a_write_that_fails_at_its_commit(live: Start, tmp_path: Path, is_swallo
     assert set(batch.settle().values()) == {LOST}
 
 
+@pytest.mark.long
 def test_a_write_that_failed_and_then_succeeded_is_done(live: Start, tmp_path: Path) -> None:
     batch = live(texts(20))
     out = tmp_path / "out"
@@ -233,7 +234,7 @@ def test_a_batch_that_nobody_touched(live: Start) -> None:
     assert batch.settle() == dict.fromkeys(range(20), LOST)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::acker_client.spark.MovingBoundaries")
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_frame_with_moving_task_boundaries_is_evaluated_twice(
@@ -248,6 +249,7 @@ def test_a_frame_with_moving_task_boundaries_is_evaluated_twice(
     assert_no_false_ack(batch, {number for number, _ in written(batch.spark, tmp_path / "out")})
 
 
+@pytest.mark.long
 def test_a_frame_whose_task_boundaries_did_move_is_warned_of_and_replayed(
     live: Start, tmp_path: Path, conf: Options
 ) -> None:
@@ -259,7 +261,7 @@ def test_a_frame_whose_task_boundaries_did_move_is_warned_of_and_replayed(
     assert frame.count() == 900
     conf("spark.sql.shuffle.partitions", "5")
     with pytest.warns(MovingBoundaries, match=r"'save' takes a frame a second time.*\.cache\(\)"):
-        sink_to(tmp_path / "out")(frame.select("*"))
+        sink_to(tmp_path / "out")(frame.alias("rows"))
     assert set(batch.settle().values()) == {FAILED}
     assert set(batch.reasons.values()) == {"unfinished"}
 
@@ -307,6 +309,7 @@ def test_records_that_user_code_raises_on_fail_alone(live: Start, tmp_path: Path
     assert sum(verdict == ACKED for verdict in verdicts.values()) == 17
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["counts and writes", "sorts"])
 @pytest.mark.parametrize("made", ["raises", "nothing"])
 def test_a_row_that_is_lost_only_in_the_evaluation_that_is_written_is_not_acked(

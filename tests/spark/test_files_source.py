@@ -10,7 +10,8 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Files, PutBack, Retry
-from acker_client.source.put_back.store import Moved, put_back
+from acker_client.source.put_back.letter_lines import Moved
+from acker_client.source.put_back.store import put_back
 from acker_client.spark import operator, sink
 
 LINES, POISON = 3000, "line 1234"

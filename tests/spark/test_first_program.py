@@ -36,7 +36,7 @@ def saved(spark: SparkSession, folder: Path) -> Counter[tuple[Any, ...]]:
 
 @pytest.mark.matrix
 def test_the_first_program_of_the_readme_runs_as_it_stands(
-    connected: SparkSession, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     (tmp_path / "orders").mkdir()
     orders = [[{"sku": f"s{k % 3}", "qty": k} for _ in range(k % 4)] for k in range(40)]
@@ -46,12 +46,8 @@ def test_the_first_program_of_the_readme_runs_as_it_stands(
     with (tmp_path / "orders" / "a.jsonl").open("a") as file:
         file.write("\nnot json\n")
     monkeypatch.chdir(tmp_path)
-    # The server has another address, the JVM runs in another directory, and retries must not wait.
-    program = (
-        programs.programs()["readme_1"]
-        .replace("localhost:7070", server.address)
-        .replace('"out/"', f'"{tmp_path}/out/"')
-    )
+    # The JVM runs in another directory, and retries must not wait.
+    program = programs.programs()["readme_1"].replace('"out/"', f'"{tmp_path}/out/"')
     program = program.replace("Retry(max_retries=3)", "Retry(max_retries=3, initial_s=0.01, cap_s=0.01)")
     exec(compile(program, "first_program.py", "exec"), {"__name__": "__main__"})
     expected = Counter(
@@ -59,7 +55,7 @@ def test_the_first_program_of_the_readme_runs_as_it_stands(
         for k, items in enumerate(orders)
         for item in items
     )
-    assert saved(connected, tmp_path) == expected
+    assert saved(spark, tmp_path) == expected
     (letter,) = [json.loads(line) for line in (tmp_path / "dead.jsonl").open()]
     assert (letter["path"], letter["line"], letter["value"]) == ("orders/a.jsonl", 27, "not json")
     assert letter["reason"].startswith("items: JSONDecodeError: ")
@@ -93,6 +89,7 @@ def test_a_row_that_spark_itself_cannot_evaluate_ends_alone_in_the_dead_letters(
     assert saved(connected, tmp_path) == Counter([("1",), ("3",)])
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_json_lines_become_columns_and_malformed_ones_dead_letters(
     connected: SparkSession, tmp_path: Path, save: Any
@@ -121,6 +118,7 @@ def test_json_lines_become_columns_and_malformed_ones_dead_letters(
     assert sorted(letter["line"] for letter in dead) == [2, 3, 5]
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_a_server_that_comes_back_without_its_state_costs_a_replay_and_the_loop_goes_on(
     spark: SparkSession,
@@ -152,6 +150,7 @@ def test_a_server_that_comes_back_without_its_state_costs_a_replay_and_the_loop_
     assert saved(spark, tmp_path).keys() == {(k, str(k)) for k in range(200)}
 
 
+@pytest.mark.long
 def test_a_job_that_fails_outright_is_replayed_by_run_and_leaves_a_loop(
     connected: SparkSession, tmp_path: Path
 ) -> None:

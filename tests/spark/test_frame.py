@@ -91,6 +91,7 @@ def test_every_row_of_a_frame_is_acked_or_in_the_dead_letters_under_its_key_and_
     assert not is_persisted(df)
 
 
+@pytest.mark.long
 def test_a_batch_goes_on_after_other_sources_were_run_to_their_end_inside_it(
     spark: SparkSession, start_server: Callable[..., Any], conf: Callable[[str, str], None]
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_batch_goes_on_after_other_sources_were_run_to_their_end_inside_it(
     assert (summary.acked, summary.replayed) == (20, 0)
 
 
+@pytest.mark.long
 def test_rows_keep_their_schema_and_a_row_without_a_key_is_named_by_its_partition_and_row(
     connected: SparkSession, tmp_path: Path, conf: Callable[[str, str], None]
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_frame_that_gives_other_rows_when_it_is_computed_anew_is_found_out_and
     assert not is_persisted(df)
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_a_replay_that_would_read_another_row_under_the_same_number_is_found_out(connected: SparkSession) -> None:
     spoil = (
@@ -194,6 +197,7 @@ def test_a_replay_that_would_read_another_row_under_the_same_number_is_found_out
     assert source.summary().dead_lettered == 0
 
 
+@pytest.mark.long
 def test_a_dead_letter_is_never_written_of_another_row_than_the_one_that_failed(
     connected: SparkSession, tmp_path: Path
 ) -> None:
@@ -213,7 +217,7 @@ def test_a_dead_letter_is_never_written_of_another_row_than_the_one_that_failed(
     assert (tmp_path / "dead").read_text() == ""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.long
 @pytest.mark.parametrize("made", ["rand(7)", "rand()", "spark_partition_id()", "monotonically_increasing_id()"])
 def test_a_frame_that_gives_the_same_rows_when_it_is_computed_anew_goes_on(
     connected: SparkSession, made: str, tmp_path: Path
@@ -244,7 +248,7 @@ def test_replays_read_only_the_pages_of_the_rows_that_fell_be_they_few_or_in_man
 
     def process(batch: Batch) -> None:
         if batch.replays:
-            records.append(sorted(row.id for row in batch.frame.df.collect()))
+            records.append(sorted(row.id for row in batch.df.collect()))
         collecting([])(batch.df.transform(even))
 
     source = Frame(df, name="odd", retry=QUICK, dead_letters=tmp_path / "dead", max_dead_share=1, key="id")
@@ -255,6 +259,7 @@ def test_replays_read_only_the_pages_of_the_rows_that_fell_be_they_few_or_in_man
     assert sorted(json.loads(line)["key"]["id"] for line in (tmp_path / "dead").open()) == odd
 
 
+@pytest.mark.long
 def test_partitions_are_counted_once_aqe_has_made_them(
     connected: SparkSession, conf: Callable[[str, str], None]
 ) -> None:
@@ -287,6 +292,7 @@ def test_a_frame_is_kept_and_counted_in_one_job_and_the_settings_of_the_session_
     assert [spark.conf.get(setting) for setting in settings] == ["true", "true"]
 
 
+@pytest.mark.long
 def test_a_frame_that_the_user_has_persisted_stays_so_and_one_without_rows_ends_at_once(
     connected: SparkSession,
 ) -> None:
@@ -299,6 +305,7 @@ def test_a_frame_that_the_user_has_persisted_stays_so_and_one_without_rows_ends_
     assert called == []
 
 
+@pytest.mark.long
 def test_a_restart_reads_only_the_rows_that_were_open_and_refuses_another_frame(
     connected: SparkSession, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_what_counts_as_delivered_in_foreach_batch_is_what_counts_elsewhere(
     assert found == {}
 
 
+@pytest.mark.long
 def test_a_write_of_something_else_that_goes_on_meanwhile_proves_nothing_in_foreach_batch(
     in_foreach_batch: Any, server: Any, tmp_path: Path
 ) -> None:

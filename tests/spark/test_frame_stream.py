@@ -180,6 +180,7 @@ def test_a_worker_that_is_killed_in_a_stream_costs_neither_a_row_nor_a_replay(qu
     assert (tmp_path / "dead").read_text() == ""
 
 
+@pytest.mark.long
 def test_two_queries_of_one_session_under_one_name_at_one_time_are_each_their_own(
     spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_two_queries_of_one_session_under_one_name_at_one_time_are_each_their_ow
     assert sorted(row.id for row in found["b"]) == list(range(100, 150))
 
 
+@pytest.mark.long
 def test_output_that_is_named_by_the_id_of_its_batch_is_never_written_over(query: Query, tmp_path: Path) -> None:
     for number in range(2):
         query.add(number * 20, (number + 1) * 20)
@@ -220,7 +222,7 @@ def test_output_that_is_named_by_the_id_of_its_batch_is_never_written_over(query
 
 
 @pytest.mark.matrix
-@pytest.mark.sampled(6)
+@pytest.mark.long
 @pytest.mark.parametrize("makes", [False, True], ids=["as it is", "with a frame made before"])
 def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_commit_the_micro_batch(
     query: Query, tmp_path: Path, makes: bool
@@ -284,6 +286,7 @@ def ended_by(query: Query, function: Any) -> str:
     return str(started.exception() or "")
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_an_interrupt_that_lands_in_the_clean_up_hides_no_error_and_leaves_no_frame_behind(query: Query) -> None:
     query.add(0, 100)
@@ -303,6 +306,7 @@ def test_an_interrupt_that_lands_in_the_clean_up_hides_no_error_and_leaves_no_fr
     assert query.committed == 0
 
 
+@pytest.mark.long
 def test_an_interrupt_that_lands_while_the_rows_are_counted_is_the_stop_of_the_query(query: Query) -> None:
     query.add(0, 100)
     before = persisted(query.spark)
@@ -317,6 +321,7 @@ def test_an_interrupt_that_lands_while_the_rows_are_counted_is_the_stop_of_the_q
     assert query.committed == 0
 
 
+@pytest.mark.long
 def test_a_stop_while_a_retry_is_waited_for_is_noticed_and_does_not_commit_the_micro_batch(
     query: Query, tmp_path: Path
 ) -> None:
@@ -365,6 +370,7 @@ def test_a_stateful_micro_batch_is_read_to_its_end_though_all_its_rows_are_dead_
     assert sorted(json.loads(line)["key"]["id"] for line in dead.open()) == list(range(15))
 
 
+@pytest.mark.long
 def test_the_session_of_the_micro_batch_counts_and_not_the_active_one(
     spark: SparkSession, server: Any, tmp_path: Path
 ) -> None:
@@ -381,6 +387,7 @@ def test_the_session_of_the_micro_batch_counts_and_not_the_active_one(
     assert (query.committed, len(found)) == (1, 10)
 
 
+@pytest.mark.long
 def test_micro_batches_without_rows_and_calls_outside_of_a_query_are_fine(
     spark: SparkSession, server: Any, conf: Callable[[str, str], None]
 ) -> None:
@@ -396,6 +403,7 @@ def test_micro_batches_without_rows_and_calls_outside_of_a_query_are_fine(
     assert len(found) == 5
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_nobody_writes_ends_the_query_and_is_not_committed(query: Query) -> None:
     query.add(0, 10)
     with pytest.raises(StreamingQueryException, match="no sink took this batch's rows"):

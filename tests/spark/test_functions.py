@@ -31,6 +31,7 @@ def servers(spark: SparkSession, server: Any) -> Iterator[str]:
     spark.conf.unset("spark.acker.servers")
 
 
+@pytest.mark.long
 def test_rows_are_acked_when_the_select_is_run(spark: SparkSession, servers: str) -> None:
     with LiveBatch(spark, servers, texts(20)) as live:
         assert live.df.select("number", AF.ack().alias("acked")).collect()[0] == (0, True)
@@ -71,6 +72,7 @@ def test_packed_anchors_are_acked(spark: SparkSession, servers: str) -> None:
         assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["read", "ack", "collector"])
 def test_a_server_that_a_task_went_on_without_is_noted_for_their_batch(
     spark: SparkSession, servers: str, how: str, monkeypatch: pytest.MonkeyPatch
@@ -90,7 +92,7 @@ def test_a_server_that_a_task_went_on_without_is_noted_for_their_batch(
         live.frame = frame_of(spark, name="lines", scope=scope, schema=SCHEMA, slices=lines, settings=read)
         hand_down(spark, rest)
         if how != "collector":
-            monkeypatch.setattr(AF, "_settings", lambda: rest)
+            monkeypatch.setattr(AF, "settings_of_columns", lambda _: rest)
             live.df.select("number", AF.ack()).write.format("noop").mode("append").save()
         else:
             live.df.foreachPartition(acking(rest))

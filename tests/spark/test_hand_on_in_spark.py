@@ -34,6 +34,7 @@ def files(folder: Path, *lines: str, **options: Any) -> Files:
     return Files(f"{folder}/in.txt", name="first", retry=retry, max_dead_share=1.0, **options)
 
 
+@pytest.mark.long
 def test_lines_are_acked_when_the_words_that_were_grouped_of_them_are_written_by_the_second_job(
     connected: SparkSession, kafka: MockKafka, tmp_path: Path
 ) -> None:
@@ -78,8 +79,8 @@ def test_what_would_be_acked_before_spark_has_written_it_is_refused_and_so_is_a_
 
     not_held = {"held": False, "message_timeout_s": 60.0}
     for process, options, error, says in (
-        (lambda batch: save(batch.df), not_held, NotHeld, "sink 'save': the batch is not held"),
-        (by_ack, not_held, NotHeld, "ack.*: the batch is not held"),
+        (lambda batch: save(batch.df), not_held, NotHeld, "sink 'save': these rows are not held"),
+        (by_ack, not_held, NotHeld, "ack.*: these rows are not held"),
         (lambda batch: hand(batch.df), {}, Refused, "is held"),
         (lambda batch: hand(batch.df.select("_root", "_edge", "line")), not_held, Refused, "no column 'value'"),
     ):
@@ -87,6 +88,7 @@ def test_what_would_be_acked_before_spark_has_written_it_is_refused_and_so_is_a_
             files(tmp_path, "one", **options).run(connected, process)
 
 
+@pytest.mark.long
 def test_another_hand_on_of_the_same_rows_is_refused_as_nobody_would_wait_for_its_messages(
     connected: SparkSession, kafka: MockKafka, tmp_path: Path
 ) -> None:

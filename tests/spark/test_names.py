@@ -73,7 +73,7 @@ def made(number: int) -> list[str]:
 @pytest.mark.parametrize("step", [after, after_pandas, after_arrow], ids=lambda step: str(step.name))
 def test_columns_of_any_name_pass_a_hop(live: Callable[..., Any], step: Step) -> None:
     batch = live(texts(4))
-    rows = collect(step(batch.df.transform(odd).select("*")).select("*"))
+    rows = collect(step(batch.df.transform(odd).alias("rows")).alias("rows"))
     assert rows[0].__fields__ == ["n", *ODD]
     assert [list(row) for row in rows] == [[number, *made(number)] for number in range(4)]
     assert batch.settle() == ALL
@@ -137,6 +137,7 @@ def test_cogroup_takes_columns_of_any_name(live: Callable[..., Any], keys: list[
     assert batch.settle() == ALL
 
 
+@pytest.mark.long
 def test_cogroup_takes_a_field_of_a_struct_and_names_in_any_case(live: Callable[..., Any]) -> None:
     @cogroup(["s.part", "NUMBER"], "n long")
     def count(key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> Any:
@@ -251,15 +252,15 @@ def after_text(row: Row) -> Any:
 
 
 LARGE: dict[str, Callable[[SparkSession, DataFrame], DataFrame]] = {
-    "row": lambda spark, df: df.select("*").transform(after_text),
-    "pandas": lambda spark, df: df.select("*").transform(pandas_operator("x string", keep="*")(with_x)),
-    "arrow": lambda spark, df: df.select("*").transform(texts_of).select("*").transform(where("number >= 0")),
+    "row": lambda spark, df: df.alias("rows").transform(after_text),
+    "pandas": lambda spark, df: df.alias("rows").transform(pandas_operator("x string", keep="*")(with_x)),
+    "arrow": lambda spark, df: df.alias("rows").transform(texts_of).alias("rows").transform(where("number >= 0")),
     "explode": lambda spark, df: df.withColumn("l", F.split("text", " ")).transform(explode("l")),
     "explode a map": lambda spark, df: df.withColumn("m", F.expr("map(text, text)")).transform(explode("m")),
     "join": lambda spark, df: df.transform(join(spark.sql("SELECT 1L AS number, 's' AS s"), "number", "left")),
-    "branch": lambda spark, df: df.select("*").transform(both),
+    "branch": lambda spark, df: df.alias("rows").transform(both),
     "group": lambda spark, df: df.withColumn("k", F.lit("k")).transform(grouped).transform(where("n > 0")),
-    "group of numbers": lambda spark, df: df.select("number", "_root", "_edge").transform(numbers).select("*"),
+    "group of numbers": lambda spark, df: df.select("number", "_root", "_edge").transform(numbers).alias("rows"),
     "group of groups": lambda spark, df: df.withColumn("k", F.lit(1)).transform(grouped).transform(regrouped),
     "cogroup": lambda spark, df: df.transform(with_itself).transform(where("n > 0")),
     "cogroup with a table": lambda spark, df: df.transform(meeting, spark.sql("SELECT 9L AS number, 's' AS s")),
@@ -268,7 +269,7 @@ LARGE: dict[str, Callable[[SparkSession, DataFrame], DataFrame]] = {
 
 def with_itself(df: DataFrame) -> DataFrame:
     first, second = branch(df, 2)
-    return meeting(first, second.select("*"))
+    return meeting(first, second.alias("rows"))
 
 
 def regrouped(df: DataFrame) -> DataFrame:
@@ -307,10 +308,11 @@ def test_a_frame_without_a_value_reaches_spark_in_columns_of_every_type(live: Ca
         return pd.DataFrame(dict.fromkeys("dtnlscmbfi", float("nan")), index=kept.index), kept.index
 
     batch = live(texts(4))
-    assert [list(row) for row in collect(batch.df.transform(nothing).select("*"))] == [[*[None] * 10, 3]]
+    assert [list(row) for row in collect(batch.df.transform(nothing).alias("rows"))] == [[*[None] * 10, 3]]
     assert batch.settle() == ALL
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_functions_take_packed_anchors_with_wide_offsets(live: Callable[..., Any], conf: Conf) -> None:
     conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
@@ -333,7 +335,7 @@ def test_columns_of_char_and_varchar_are_strings(
         declared = operator("c char(3), short varchar(2), l array<varchar(2)>", keep=["number"])(sized)
         rows = collect(batch.df.transform(declared).select("number", "short", "l", "_root", "_edge").transform(
             join(spark.table("sizes"), "number")
-        ).select("*").transform(operator("n long", keep=["short", "l", "c", "v"])(lambda row: row.number)))  # fmt: skip
+        ).alias("r").transform(operator("n long", keep=["short", "l", "c", "v"])(lambda row: row.number)))  # fmt: skip
         assert rows == [(0, "long one", ["x"], "a  ", "b"), (1, "long one", ["x"], "c  ", "d")]
         assert batch.settle() == ALL
     finally:

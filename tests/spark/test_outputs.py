@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.functions import udf
+from pyspark.sql.functions import col, udf
 
 from acker_client.source import Batch, Files, Retry
 from acker_client.spark import delta_options, operator, sink, write_parquet
@@ -88,6 +88,7 @@ def test_the_output_of_an_abandoned_batch_is_gone_before_its_records_are_replaye
     assert written(connected, folder) == EACH_ONCE
 
 
+@pytest.mark.long
 def test_a_failed_write_may_be_repeated_in_the_same_batch(connected: SparkSession, folder: Path) -> None:
     tries, fails = list[str](), folder / "fails"
     fails.touch()
@@ -114,6 +115,20 @@ def test_a_failed_write_may_be_repeated_in_the_same_batch(connected: SparkSessio
     assert written(connected, folder) == EACH_ONCE
 
 
+@pytest.mark.long
+def test_a_second_write_of_the_same_columns_under_other_names_does_not_overwrite_the_first(
+    connected: SparkSession, folder: Path
+) -> None:
+    @sink
+    def save(rows: DataFrame, batch: Batch) -> None:
+        for name in ("first", "second"):
+            write_parquet(rows.select(col("value").alias(name)), folder / "out", batch)
+
+    with pytest.raises(ValueError, match=r"has written .* before"):
+        lines(folder).run(connected, lambda batch: save(batch.df, batch))
+
+
+@pytest.mark.long
 def test_a_second_write_of_a_batch_needs_a_part_name_and_does_not_overwrite_the_first(
     connected: SparkSession, folder: Path
 ) -> None:
@@ -132,6 +147,7 @@ def test_a_second_write_of_a_batch_needs_a_part_name_and_does_not_overwrite_the_
         write_parquet(connected.range(1), folder / "out", nobody, part="../x")
 
 
+@pytest.mark.long
 def test_a_draft_that_could_not_be_renamed_is_no_delivery(
     connected: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +165,7 @@ def test_a_draft_that_could_not_be_renamed_is_no_delivery(
     assert written(connected, folder) == EACH_ONCE
 
 
+@pytest.mark.long
 def test_a_sink_that_failed_after_its_write_may_be_called_again_in_the_same_batch(
     connected: SparkSession, folder: Path
 ) -> None:

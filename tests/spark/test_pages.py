@@ -69,7 +69,7 @@ def test_changed_rows_are_detected(what: str) -> None:
         read(noted, places, found, 1000)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.lists(st.sets(st.integers(0, 3 * PAGE), min_size=1, max_size=40), min_size=1, max_size=4))
 def test_runs_give_the_number_of_each_place_and_the_pages_that_hold_them(wanted: list[set[int]]) -> None:
     pieces = [np.array(sorted(rows), np.int64) + place_of(3 - number, 0) for number, rows in enumerate(wanted)]

@@ -47,6 +47,7 @@ def pipeline(spark: SparkSession) -> Iterator[Pipeline]:
         yield pipeline
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_a_pipeline_says_which_records_were_acked_and_which_died_of_what(pipeline: Pipeline) -> None:
     written: list[Row] = []
@@ -62,6 +63,7 @@ def test_a_pipeline_says_which_records_were_acked_and_which_died_of_what(pipelin
     assert (result.summary.records, result.summary.acked, result.summary.dead_lettered) == (3, 2, 1)
 
 
+@pytest.mark.long
 def test_a_pipeline_takes_dictionaries_with_a_schema_and_malformed_lines_beside_them(pipeline: Pipeline) -> None:
     written: list[Row] = []
     records: list[Any] = [
@@ -76,6 +78,7 @@ def test_a_pipeline_takes_dictionaries_with_a_schema_and_malformed_lines_beside_
     assert [outcome.record for outcome in result.outcomes].count("no object") == 2
 
 
+@pytest.mark.long
 def test_a_pipeline_leaves_the_session_as_it_was(spark: SparkSession) -> None:
     environment = dict(spark.sparkContext.environment)
     servers = spark.conf.get("spark.acker.servers", None)
@@ -88,6 +91,7 @@ def test_a_pipeline_leaves_the_session_as_it_was(spark: SparkSession) -> None:
         pipeline.run([], print)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("records", "options", "says"),
     [
@@ -104,6 +108,7 @@ def test_records_that_no_line_can_hold_are_refused_by_their_place(
         pipeline.run(records, print, **options)
 
 
+@pytest.mark.long
 def test_the_server_of_a_pipeline_ends_with_the_process_that_started_it(tmp_path: Any) -> None:
     program = (
         "import os, pathlib, sys\n"

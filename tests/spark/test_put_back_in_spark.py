@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from acker_client.source import Frame, Kafka, Parquet, PutBack, Retry
 from acker_client.source.engine.source import Source
 from acker_client.source.kafka.slices import COLUMNS
-from acker_client.source.put_back.store import Moved, put_back
+from acker_client.source.put_back.letter_lines import Moved
+from acker_client.source.put_back.store import put_back
 from acker_client.spark import operator, sink
 from tests.source.kafka_broker import MockKafka
 
@@ -56,7 +57,7 @@ def frame_source(spark: SparkSession, kafka: MockKafka, folder: Path) -> Make:
     return lambda name, options: Frame(frame(spark), name=name, **options)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "columns", "count"),
     [(kafka_source, COLUMNS, 4), (parquet_source, TYPED.rpartition(",")[0], 3), (frame_source, TYPED, 3)],

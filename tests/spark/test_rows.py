@@ -174,7 +174,8 @@ def test_a_row_that_does_not_fit_fails_alone() -> None:
     assert not any(ledger(reports).values())
 
 
-def test_an_unanchored_row_that_raises_fails_the_task() -> None:
+@pytest.mark.parametrize("on_error", ["fail", "raise"])
+def test_an_unanchored_row_that_raises_is_dropped_unless_the_task_is_to_fail(on_error: str) -> None:
     from tests.spark.chains import arriving
 
     def boom(row: Row) -> Any:
@@ -182,8 +183,12 @@ def test_an_unanchored_row_that_raises_fails_the_task() -> None:
 
     table, _ = run(reading(["a"]), [])
     table = table.set_column(2, "_root", pa.nulls(1, pa.int64())).set_column(3, "_edge", pa.nulls(1, pa.int64()))
-    with pytest.raises(ValueError, match="boom"):
-        arriving([words(boom)], table)
+    if on_error == "raise":
+        with pytest.raises(ValueError, match="boom"):
+            arriving([words(boom, on_error=on_error)], table)
+    else:
+        made, reports = arriving([words(boom)], table)
+        assert (made.num_rows, [report for report in reports if not report.is_empty]) == (0, [])
 
 
 def test_an_operator_without_columns_counts_its_children() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
+import pickle
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -38,7 +41,7 @@ def program(path: Path, script: str) -> Path:
 def conf(spark: SparkSession) -> Iterator[SparkSession]:
     yield spark
     keys = (session.SERVERS, session.TOKEN, session.BUDGET_S, session.ON_UNREACHABLE, session.REPLICAS, session.SPREAD)
-    for key in (*keys, session.TOKEN_FILE, session.TLS, *session.TLS_FILES.values()):
+    for key in (*keys, session.ACCESS_FILE, session.TOKEN_FILE, session.TLS, *session.TLS_FILES.values()):
         spark.conf.unset(key)
 
 
@@ -84,6 +87,11 @@ def test_a_task_reaches_the_servers_as_its_driver_does(conf: SparkSession) -> No
     assert found == [settings]
 
 
+def _settings_of_a_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"pickled": [pickle.dumps(session.settings_here())]})
+
+
 def test_the_environment_is_asked_where_the_session_says_nothing(
     conf: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,10 +102,43 @@ def test_the_environment_is_asked_where_the_session_says_nothing(
     assert settings_of(conf).servers == ("a:1",)
 
 
-def test_no_address_is_one_error_that_says_what_to_set(conf: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_that_a_plain_source_has_handed_down_serve_where_the_session_names_none(
+    conf: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ACKER_SERVERS", raising=False)
+    take_back = session.hand_down(conf, Settings(("a:1", "b:1"), token="secret"))
+    try:
+        found = settings_of(conf)
+    finally:
+        take_back()
+    assert (found.servers, found.token) == (("a:1", "b:1"), "secret")
 
-    with pytest.raises(SessionError, match=r"spark\.acker\.servers.*ACKER_SERVERS.*acker serve"):
+
+def test_an_access_file_names_the_server_and_its_content_travels_to_tasks(
+    conf: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----\n"
+    path = tmp_path / "access.json"
+    path.write_text(json.dumps({"servers": ["a:1"], "token": "secret", "ca": ca}))
+    expected = Settings(("a:1",), token="secret", tls=Tls(ca=ca))
+    monkeypatch.setenv("ACKER_ACCESS_FILE", str(path))
+    assert settings_of(conf) == expected
+    monkeypatch.delenv("ACKER_ACCESS_FILE")
+    conf.conf.set("spark.acker.accessFile", str(path))
+    assert settings_of(conf) == expected
+
+    path.unlink()
+    take_back = session.hand_down(conf, expected)
+    try:
+        # A job of a frame, since Spark hands the session's own settings to its tasks.
+        (found,) = conf.range(1).mapInArrow(_settings_of_a_task, "pickled binary").collect()
+    finally:
+        take_back()
+    assert pickle.loads(found.pickled) == expected
+    with pytest.raises(SessionError, match=rf"access file {path}: No such file"):
+        settings_of(conf)
+    conf.conf.set("spark.acker.servers", "a:1")
+    with pytest.raises(SessionError, match=r"spark\.acker\.servers and spark\.acker\.accessFile .*; give one of them"):
         settings_of(conf)
 
 
@@ -218,7 +259,7 @@ def test_a_pandas_that_is_too_new_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         session.check_packages()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_channel_opened_before_the_session_is_refused() -> None:
     script = (
         "import grpc; from acker_client.spark.driver.session import local_session, SessionError\n"

@@ -38,6 +38,7 @@ def test_a_sink_is_a_function_with_arguments_and_a_value(spark: SparkSession, se
     assert (save.name, save.__doc__) == ("save", "Saves.")
 
 
+@pytest.mark.long
 def test_nothing_is_told_before_the_batch_is_settled(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
         sink(noop)(live.df)
@@ -88,6 +89,7 @@ def test_two_sinks_over_a_branch_both_have_to_run(spark: SparkSession, server: A
         assert live.settle() == ALL
 
 
+@pytest.mark.long
 def test_settling_cancels_what_a_sink_in_a_thread_still_runs(connected: SparkSession, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 

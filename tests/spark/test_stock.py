@@ -96,6 +96,7 @@ def test_a_branch_that_nobody_takes_leaves_its_records_undone(spark: SparkSessio
         assert set(live.settle().values()) == {LOST}
 
 
+@pytest.mark.long
 def test_branch_caches_where_boundaries_may_move(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
         left, right = branch(live.df.orderBy(F.rand()), 2)
@@ -105,6 +106,7 @@ def test_branch_caches_where_boundaries_may_move(spark: SparkSession, server: An
         live.frame.evidence.release()
 
 
+@pytest.mark.long
 def test_inner_join_multiplies_and_drops(spark: SparkSession, server: Any) -> None:
     small = spark.createDataFrame([(0, "x", 1), (0, "y", 2), (3, "z", 3)], "number long, tag string, weight long")
     with LiveBatch(spark, server.address, texts(20)) as live:
@@ -113,6 +115,7 @@ def test_inner_join_multiplies_and_drops(spark: SparkSession, server: Any) -> No
         assert live.settle() == ALL
 
 
+@pytest.mark.long
 def test_left_join_keeps_rows_without_a_match(spark: SparkSession, server: Any) -> None:
     small = spark.createDataFrame([(0, "x"), (0, "y"), (3, None)], "number long, tag string")
     with LiveBatch(spark, server.address, texts(20)) as live:
@@ -141,6 +144,7 @@ def evens(rows: pa.Table) -> Any:
     return pa.table({"number": pa.array([numbers[index] for index in kept], pa.int64())}), [[index] for index in kept]
 
 
+@pytest.mark.long
 def test_a_group_is_done_when_its_row_is(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
         rows = collect(live.df.withColumn("first", F.col("number") % 3).transform(totals))

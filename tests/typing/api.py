@@ -5,7 +5,7 @@ mypy must refuse each line with an ``ignore``, because strict mode reports an ig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, assert_type
 
 import numpy as np
@@ -18,6 +18,8 @@ from acker_client import (
     Anchor,
     Entries,
     Identity,
+    MessageOutcome,
+    OpenSource,
     Outcomes,
     ReportResult,
     RootOutcome,
@@ -29,17 +31,23 @@ from acker_client import (
 from acker_client.source import (
     Batch,
     DeadLetter,
+    DeadLetterObjects,
     Emissions,
     Failures,
     Files,
     Frame,
+    KafkaTopic,
     Listener,
     Original,
     Parquet,
+    Progress,
     PutBack,
     Ranges,
+    RecordOutcome,
     Retry,
+    S3Checkpoint,
     Summary,
+    Table,
     Tracked,
     tracked,
 )
@@ -66,7 +74,15 @@ from acker_testing import LocalServer, Pipeline, SimulatedTime
 
 
 def plain(client: AckerClient) -> None:
-    assert_type(client.open_source("orders", lease_s=60, message_timeout_s=None), int)
+    source = client.open_source("orders", lease_s=60, message_timeout_s=None, on_ack=print, on_fail=print)
+    session: int = source
+    assert_type(source, OpenSource)
+    assert_type(source.emit(("orders", session)), Anchor)
+    source.emit([])  # type: ignore[arg-type]
+    assert_type(source.emit_columns(5, message_ids=["a"] * 5)[0].tolist(), Any)
+    for outcome in source.outcomes():
+        assert_type(outcome, MessageOutcome)
+        assert_type(outcome.verdict, Verdict)
     client.open_source("orders", limits=5)  # type: ignore[call-arg]
     client.open_source("orders", message_timeout_s="30 s")  # type: ignore[arg-type]
     anchor = client.emit()
@@ -87,10 +103,10 @@ def plain(client: AckerClient) -> None:
     assert_type(watched.settled, tuple[int, ...])
     assert_type(watched, WatchResult)
     assert_type(watched.outcomes, Outcomes)
-    for outcome in watched.outcomes:
-        assert_type(outcome, RootOutcome)
-        assert_type(outcome.verdict, Verdict)
-        assert_type(outcome.reason, str)
+    for each in watched.outcomes:
+        assert_type(each, RootOutcome)
+        assert_type(each.verdict, Verdict)
+        assert_type(each.reason, str)
     with client as same:
         assert_type(same, AckerClient)
     with AckerClient(Settings(("a:7070", "b:7070"), budget_s=5)) as other:
@@ -112,10 +128,20 @@ def sources(spark: SparkSession) -> None:
         batch.done()
     assert_type(files.run(spark, save_each), Summary)
     assert_type(files.summary().acked, int)
+    assert_type(files.progress(), Progress)
+    assert_type(files.outcomes(spark, save_each), Generator[RecordOutcome, None, None])
+    for outcome in files.outcomes(spark, save_each):
+        assert_type(outcome.verdict, Verdict)
+        assert_type(outcome.where, str)
     Parquet("orders/*.parquet", name="orders", listener=Noting())
     Files("logs/*", name="logs", follow_s=2.0, dead_letters=lambda letters: print(len(letters))).stop()
     PutBack("again.jsonl", name="again", checkpoint="at", schema="sku string")
+    Files("bucket/orders/*", name="orders", filesystem=object(), checkpoint=S3Checkpoint("s3://bucket/at", client=None))
+    Parquet("s3://bucket/orders/", name="orders", dead_letters=DeadLetterObjects("bucket/dead", filesystem=object()))
     PutBack(name="again", checkpoint="at")  # type: ignore[call-arg]
+    Files("orders/*.jsonl", name="orders", message_timeout_s=600, tracking=False)
+    Files("orders/*.jsonl", name="orders", track=lambda batch: [True] * batch.num_rows)
+    Files("orders/*.jsonl", name="orders", track=3)  # type: ignore[arg-type]
     Files("orders/*.jsonl", name="orders", no_such_option=1)  # type: ignore[call-arg]
     files.run(spark, "save")  # type: ignore[arg-type]
     frame = Frame(spark.range(3), name="ids", key=["id"], storage_level=StorageLevel.DISK_ONLY)
@@ -135,7 +161,7 @@ class Noting(Listener):
         assert_type(why.reason(0), str)
 
 
-class Table:
+class Letters:
     """A user-defined store for dead letters."""
 
     def open(self) -> None: ...
@@ -145,9 +171,35 @@ class Table:
     def close(self) -> None: ...
 
 
+class Topic:
+    """A user-defined store for outcomes."""
+
+    def open(self) -> None: ...
+
+    def write(self, outcomes: Iterable[RecordOutcome]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Policy:
+    """A user-defined retry policy."""
+
+    def decide(self, attempts: int, verdict: Verdict, reason: str, origin: Mapping[str, Any]) -> float | None:
+        return None if verdict is Verdict.FAILED else 2.0 * attempts
+
+
+def ports() -> None:
+    topic = KafkaTopic("orders.outcomes", bootstrap_servers="localhost:9092")
+    Files("orders/*.jsonl", name="orders", retry=Policy(), outcomes=Topic(), dead_letters="log", progress=False)
+    Files("orders/*.jsonl", name="orders", outcomes=topic, dead_letters=topic)
+    Files("orders/*.jsonl", name="orders", dead_letters=Table("db.dead"))
+    Files("orders/*.jsonl", name="orders", outcomes=Letters())  # type: ignore[arg-type]
+    Files("orders/*.jsonl", name="orders", retry=3)  # type: ignore[arg-type]
+
+
 def stores() -> None:
-    Files("orders/*.jsonl", name="orders", dead_letters=Table())
-    Files("orders/*.jsonl", name="orders", checkpoint=Table())  # type: ignore[arg-type]
+    Files("orders/*.jsonl", name="orders", dead_letters=Letters())
+    Files("orders/*.jsonl", name="orders", checkpoint=Letters())  # type: ignore[arg-type]
     assert_type(Ranges.below(5).prefix, int)
 
 

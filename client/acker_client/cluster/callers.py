@@ -16,7 +16,8 @@ from acker_client.rpc.connection import Connect, Connection
 from acker_client.settings import Settings
 from acker_protocol.messages import HelloReply
 
-# A channel that was not used for this time is closed. No call takes longer.
+# The caller of a server that was not used for this time is dropped. No call takes longer. The transport closes idle
+# connections much earlier.
 IDLE_S = 600.0
 
 

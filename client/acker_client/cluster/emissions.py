@@ -71,8 +71,29 @@ class EmissionStream:
         with self._batches.lock:
             return self._stream.draw_root()
 
-    def open_next_batch(self, budget_s: float | None) -> None:
-        """Open the batch that emissions draw from next, and tell other processes where it lives."""
+    def draw_roots(self, count: int) -> list[tuple[int, int, int]]:
+        """Draw ``count`` numbers, as runs (first number, how many, batch). Opens batches as ``open_next_batch`` does.
+        If one cannot be opened, gives up the numbers that were drawn, and raises."""
+        runs = list[tuple[int, int, int]]()
+        try:
+            while count:
+                with self._batches.lock:
+                    run = self._stream.draw_roots(count)
+                if run is None:
+                    self.open_next_batch(None, count)
+                else:
+                    runs.append(run)
+                    count -= run[1]
+        except BaseException:
+            with self._batches.lock:
+                for _, length, batch in runs:
+                    self._batches.inits_answered(batch, length)
+            raise
+        return runs
+
+    def open_next_batch(self, budget_s: float | None, wanted: int = 0) -> None:
+        """Open the batch that emissions draw from next, and tell other processes where it lives. ``wanted``: how many
+        numbers it should have."""
         with self._opening:
             with self._batches.lock:
                 if self._stream.current is not None and not self._stream.current.is_closed:
@@ -84,7 +105,7 @@ class EmissionStream:
                     )
             patience = self._cluster.patience(budget_s)
             members = self._cluster.view(patience).members
-            batch = self._open_batch_with_room(patience)
+            batch = self._open_batch_with_room(patience, wanted)
             with self._batches.lock:
                 self._stream.mark_placed(batch)
                 self.publish_later()
@@ -153,11 +174,11 @@ class EmissionStream:
 
     # -- inside
 
-    def _open_batch_with_room(self, patience: Patience) -> EmittedBatch:
+    def _open_batch_with_room(self, patience: Patience, wanted: int) -> EmittedBatch:
         """Open the next batch, or a smaller one if there is no room."""
         while True:
             with self._batches.lock:
-                request = self._stream.next_request(len(self._batches))
+                request = self._stream.next_request(len(self._batches), wanted)
             left_s = patience.deadline.left_s
             budget_s = left_s if request.up_to == 1 else min(left_s, max(_ROOM_S, left_s / 8))
             try:
@@ -167,8 +188,9 @@ class EmissionStream:
                 is_full = isinstance(error, Overloaded | Rejected)
                 with self._batches.lock:
                     self._opener.end_unopened(request.number, undrawn)
-                    if is_full and not (patience.deadline.left_s and self._stream.shrink()):
+                    if is_full and not (patience.deadline.left_s and (wanted or self._stream.shrink())):
                         raise
+                wanted = 0 if is_full else wanted
                 # A try may end just before its budget is spent. Without a wait, many tries would fill the last moment.
                 if not is_full and not (isinstance(error, RETRYABLE) and patience.wait()):
                     raise

@@ -12,9 +12,10 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from acker_client.backoff import Clock, Deadline, Patience, Random, Sleep
+from acker_client.backoff import Backoff, Clock, Deadline, Patience, Random, Sleep
 from acker_client.cluster.callers import Callers
 from acker_client.cluster.server_list import ServerList
+from acker_client.cluster.view_pace import ViewPace
 from acker_client.errors import AckerError, Rejected, Unavailable
 from acker_client.rpc.caller import Caller, Retrying, unanswered
 from acker_client.rpc.connection import FIRST_GREETING_S, Connect
@@ -27,11 +28,11 @@ log = logging.getLogger("acker_client")
 
 # Time limit of one request for the view, and the budget of a refresh that nothing waits for.
 AGAIN_S = 1.0
-# Interval between requests for the view while a server is silent. This may delay the news that the server is gone.
-VIEW_S = 0.5
 # After the client has waited for a member in vain, it waits only BRIEF_WAIT_S for that member during the next SLOW_S.
 BRIEF_WAIT_S = 0.5
 SLOW_S = 60.0
+# The longest pause between two tries, as a part of the time after which a replica is left out.
+TRIES_SHARE = 1 / 4
 
 
 class Cluster:
@@ -47,8 +48,9 @@ class Cluster:
         self.callers = Callers(settings, connect, clock, self._heard)
         self._random = random
         self._server_list = ServerList(settings, self.callers, clock, side_by_side)
-        # When a server with a registry was last asked for the view.
-        self._looked_at = float("-inf")
+        self._view_pace = ViewPace(clock, random)
+        # Several tries fall into the time after which a replica is left out, so that one that is back is noticed.
+        self._backoff = Backoff(cap_s=min(Backoff().cap_s, settings.replica_wait_s * TRIES_SHARE))
         # The last view of a registry; None if there is no registry, or it was not heard yet.
         self._listed: ViewReply | None = None
         # When the first view of the current ZooKeeper ensemble came.
@@ -84,7 +86,7 @@ class Cluster:
     def patience(self, budget_s: float | None = None) -> Patience:
         """Return a new budget. None: the budget of the settings."""
         deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
-        return Patience(deadline, self.sleep, self._random)
+        return Patience(deadline, self.sleep, self._random, self._backoff)
 
     @property
     def is_alone(self) -> bool:
@@ -140,7 +142,7 @@ class Cluster:
         """Note that ``member`` has said that it takes nothing new."""
         self.callers.note_draining(member.address)
         self._server_list.look_soon()
-        self._looked_at = float("-inf")
+        self._view_pace.ask_at_once()
 
     def hear_of(self, placement: Placement) -> None:
         """Note that roots live on the members of ``placement``. A view with an older epoch is no evidence against these
@@ -272,11 +274,13 @@ class Cluster:
     def _ask_registry(self, patience: Patience) -> None:
         """Ask for the view if the known one is not the newest, or if a server is silent."""
         known = self._listed
-        is_newest = known is not None and known.epoch >= self._epoch_heard
-        is_due = self.clock() - self._looked_at >= VIEW_S
-        if is_newest and not (is_due and self._has_reason(known)):
+        if (
+            known is not None
+            and known.epoch >= self._epoch_heard
+            and not self._view_pace.is_due(self._reasons_to_ask(known))
+        ):
             return
-        self._looked_at = self.clock()
+        self._view_pace.asked()
         while True:
             try:
                 reply = self._asked()
@@ -292,25 +296,24 @@ class Cluster:
                     self._is_in_doubt = False
                 return
 
-    def _has_reason(self, known: ViewReply | None) -> bool:
-        """Whether to ask although no server has named a newer view: a member is silent, draining, away or in doubt."""
-        if known is None or self.callers.has_noted_draining or self._is_in_doubt:
-            return True
-        return any(
-            listed.state != MemberState.ACTIVE or self.callers.silent_s(listed.member.address)
+    def _reasons_to_ask(self, known: ViewReply) -> frozenset[str]:
+        """Return why to ask although no server has named a newer view: the addresses of members that are silent,
+        draining or away, and names of what else is in doubt."""
+        reasons = {"a server says that it drains": self.callers.has_noted_draining, "a doubt": self._is_in_doubt}
+        return frozenset(reason for reason, holds in reasons.items() if holds) | frozenset(
+            listed.member.address
             for listed in known.members
+            if listed.state != MemberState.ACTIVE or self.callers.silent_s(listed.member.address)
         )
 
     def _asked(self) -> ViewReply:
-        """Return a view of the newest epoch that was heard of, else the newest view of all answers. Asks silent
-        servers last. Also asks members of placements, as an executor may know servers only from placements."""
+        """Return a view of the newest epoch that was heard of, else the newest view of all answers. Asks members of
+        placements, too, as an executor may know servers only from placements."""
         known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
-        addresses = sorted(
-            dict.fromkeys((*known, *self.callers.addresses, *self.settings.servers)), key=self.callers.silent_s
-        )
+        addresses = dict.fromkeys((*known, *self.callers.addresses, *self.settings.servers))
         failures: list[str] = []
         newest: ViewReply | None = None
-        for address in addresses:
+        for address in sorted(addresses, key=self._rank):
             try:
                 reply = self.callers.at(address).once(
                     lambda transport, timeout_s: transport.view(timeout_s), Deadline(AGAIN_S, self.clock), AGAIN_S
@@ -327,6 +330,14 @@ class Cluster:
         if newest is not None:
             return newest
         raise Unavailable("; ".join(failures))
+
+    def _rank(self, address: str) -> tuple[float, bool, float]:
+        """Return the rank of a server among those to ask. Silent servers come last. Servers that this process calls
+        anyway come first, as they need no new channel. Equals come in random order, so that many processes do not all
+        ask the same server, and no process always asks a server with an old view."""
+        caller = self.callers.known(address)
+        is_connected = caller is not None and caller.connection.is_greeted
+        return self.callers.silent_s(address), not is_connected, self._random()
 
     def _note_changes(self, known: ViewReply | None, reply: ViewReply) -> None:
         # A server that says that it drains counts as draining, even if others have not seen it yet.

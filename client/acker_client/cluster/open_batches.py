@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from acker_client.cluster.pinned_batch import LOST_STATE, PinnedBatch
+from acker_client.cluster.pinned_batch import PinnedBatch
 from acker_client.cluster.registration import Heard
 from acker_client.cluster.stream import EmittedBatch
 from acker_client.cluster.votes import Merged
@@ -136,13 +136,15 @@ class OpenBatches:
             if batch.is_opened_on(member):
                 self.leave_out_member(batch, member, why)
 
-    def leave_out_lost(self, here: AbstractSet[Member], generation: int | None) -> list[tuple[PinnedBatch, Member]]:
+    def leave_out_lost(
+        self, here: AbstractSet[Member], generation: int | None, why: str
+    ) -> list[tuple[PinnedBatch, Member]]:
         """Leave the members ``here`` out of the batches that their server has lost. The server opened these batches
         under an earlier registration than the current one, which has this ``generation``. Return pairs of a batch and a
         member."""
         lost = [(batch, member) for batch, member in self._held_by(here) if batch.was_lost_by(member, generation)]
         for batch, member in lost:
-            self.leave_out_member(batch, member, LOST_STATE)
+            self.leave_out_member(batch, member, why)
         return lost
 
     def leave_out_member(self, batch: PinnedBatch, member: Member, why: str) -> None:

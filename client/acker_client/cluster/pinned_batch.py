@@ -13,7 +13,6 @@ from acker_protocol.messages import InitScope, OpenBatch, Outcomes, Settlement, 
 from acker_protocol.placement import Member
 
 # Reasons for leaving a member out of a batch. Roots that are LOST because of it have the same reason.
-LOST_STATE = "the server lost its state"
 LOST_BATCH = "the server lost the batch"
 WENT_WITHOUT = "a task went on without it"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ _NOBODY = -1
 class Published:
     """The open batches of a source's emissions, at one moment.
 
+    ``session``: for a reader that does not know the session, the number of the first emission.
     ``version`` grows with each publication. The numbers of all emissions are [``first``, ``stop``). ``pins`` ascend by
     their numbers. A number in none of them belongs to a batch that is over. ``out``: maps the number of a batch to
     the ids of the servers that the source has left out of it. ``ended``: ranges (first, stop) of the numbers of batches
@@ -48,6 +49,10 @@ class Published:
         if all(pin.batch != batch for pin in self.pins):
             return True
         return server in self.out.get(batch, ())
+
+    def of_session(self, session: int) -> Published:
+        """Return the same for a reader that knows the session."""
+        return replace(self, session=session, pins=tuple(replace(pin, session=session) for pin in self.pins))
 
     def encode(self) -> bytes:
         """Return the bytes that servers keep."""
@@ -85,13 +90,15 @@ def issued(root_ids: Column, ranges: Sequence[tuple[int, int]]) -> Mask:
     return found
 
 
-def decode(session: int, published: bytes) -> Published:
-    """Decode the result of :meth:`Published.encode`. Raises ValueError for anything else."""
+def decode(session: int | None, published: bytes) -> Published:
+    """Decode the result of :meth:`Published.encode`. Raises ValueError for anything else. ``session``: None if the
+    reader does not know it."""
     try:
         content = json.loads(zlib.decompress(published))
         version, first, stop = map(uint64, (content["version"], content["first"], content["stop"]))
         if first > stop:
             raise ValueError(f"its emissions end at {stop}, before they begin at {first}")
+        session = first if session is None else session
         members = [Member(*each) for each in content["members"]]
         placements = [_placement(members, *each) for each in content["placements"]]
         pins, out = [], {}

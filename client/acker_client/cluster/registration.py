@@ -16,6 +16,14 @@ from acker_protocol.messages import TIMEOUT_MAX_S, Limits, Outcomes, Status, Wat
 # On the wire, times are milliseconds in 32 bits.
 SECONDS_MAX = 4_294_967
 
+# Reasons for leaving a server out of the batches that it has lost. Roots that are LOST because of it have the same
+# reason.
+LOST_STATE = "the server lost its state"
+NOT_WATCHED = (
+    "the source was not watched for {:.0f} s, and its lease is {:.0f} s: read outcomes() or watch() while jobs run, or"
+    " give open_source() a longer lease_s"
+)
+
 
 def check_source(name: str, session: int | None, lease_s: float) -> None:
     """Raise ValueError, with the name of the argument, if a source cannot be opened with it."""
@@ -51,15 +59,19 @@ def check_number(name: str, value: Any, *, least: int = 0, most: int = MASK) -> 
 class Heard:
     """The content of one answer of one server.
 
-    ``generation_changed``: the server has lost what this source had pending there (it restarted without its state, or
-    the lease ran out). Set once per loss. ``outcomes`` belong to the registration with this ``generation``. ``cursor``:
-    all outcomes up to it have been returned (compare ``SettleReply.cursor``).
+    ``lost_because``: why the server has lost what this source had pending there (it restarted without its state, or the
+    lease ran out); "" if it has not. Set once per loss. ``outcomes`` belong to the registration with this
+    ``generation``. ``cursor``: all outcomes up to it have been returned (compare ``SettleReply.cursor``).
     """
 
     outcomes: Outcomes
-    generation_changed: bool
+    lost_because: str
     cursor: int
     generation: int
+
+    @property
+    def generation_changed(self) -> bool:
+        return bool(self.lost_because)
 
 
 class Registration:
@@ -67,7 +79,7 @@ class Registration:
 
     __slots__ = (
         "_granted_ms",
-        "_is_lost",
+        "_lost_because",
         "_pins",
         "_unsent",
         "cursor",
@@ -87,7 +99,7 @@ class Registration:
         self.generation: int | None = None
         # Tells other processes where this source's roots live. ``_unsent`` is b"" once the server has these pins.
         self._pins = self._unsent = pins
-        self._is_lost = False
+        self._lost_because = ""
         self._granted_ms = self.lease_ms
 
     def is_fresh(self, now: float) -> bool:
@@ -127,7 +139,9 @@ class Registration:
         # ``reply.is_new`` says no more than the generation, and may come after the answer to a later poll.
         is_other = reply.generation != known or is_foreign
         if known is not None and is_other:
-            self._is_lost = True
+            silent_s, lease_s = now - self.heard_at, self._granted_ms / 1000
+            is_over = silent_s > lease_s
+            self._lost_because = NOT_WATCHED.format(silent_s, lease_s) if is_over else LOST_STATE
             self.cursor = 0
         self.heard_at = max(self.heard_at, now)
         self._granted_ms = reply.lease_ms or self._granted_ms
@@ -140,8 +154,8 @@ class Registration:
         if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
-        is_lost, self._is_lost = self._is_lost, False
-        return Heard(reply.outcomes, is_lost, reply.cursor, reply.generation)
+        lost_because, self._lost_because = self._lost_because, ""
+        return Heard(reply.outcomes, lost_because, reply.cursor, reply.generation)
 
 
 def _milliseconds(name: str, value_s: float | None) -> int:

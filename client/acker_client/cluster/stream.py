@@ -18,6 +18,8 @@ from acker_protocol.placement import Member
 # A server reserves room for every number of an open batch, so a source that emits little asks for little.
 NUMBERS_FIRST = 1024
 NUMBERS_MAX = 65_536
+# The most numbers of a batch for emissions that are made as columns.
+WANTED_MAX = 1 << 20
 _GROWTH = 4
 # A server takes 1024 open batches of a source. For each 256 open batches, the next one gets twice as large.
 _OPEN_A_DOUBLING = 256
@@ -52,6 +54,16 @@ class EmittedBatch(PinnedBatch):
         if self.is_used_up:
             self.stop_drawing()
         return root
+
+    def draw_roots(self, count: int) -> tuple[int, int]:
+        """Draw up to ``count`` numbers. Return the first one, and how many there are."""
+        count = min(count, self.request.up_to - self._drawn)
+        first = self.request.first + self._drawn
+        self._drawn += count
+        self._unanswered_inits += count
+        if self.is_used_up:
+            self.stop_drawing()
+        return first, count
 
     def stop_drawing(self) -> None:
         """Draw no more numbers."""
@@ -136,13 +148,22 @@ class Stream:
             return None
         return batch.draw_root(), batch.number
 
-    def next_request(self, open_batches: int) -> OpenBatch:
+    def draw_roots(self, count: int) -> tuple[int, int, int] | None:
+        """Draw up to ``count`` numbers of one batch. Return the first number, how many there are, and the batch. None
+        if a batch has to be opened."""
+        batch = self.current
+        if batch is None or batch.is_closed:
+            return None
+        return *batch.draw_roots(count), batch.number
+
+    def next_request(self, open_batches: int, wanted: int = 0) -> OpenBatch:
         """Return the request for the next batch, while ``open_batches`` are open. Each call gives other numbers, as a
-        failed attempt may have opened its batch on some server."""
+        failed attempt may have opened its batch on some server. ``wanted``: how many numbers it should have at least.
+        """
         if self.current is not None and self.current.is_used_up:
             self._numbers = min(self._numbers * _GROWTH, NUMBERS_MAX)
             self.current = None
-        up_to = self._numbers << open_batches // _OPEN_A_DOUBLING
+        up_to = max(self._numbers << open_batches // _OPEN_A_DOUBLING, min(wanted, WANTED_MAX))
         first, self._next_number = self._next_number, self._next_number + up_to
         self.batches += 1
         return OpenBatch(self._session, self.batches, first, up_to, held=False, limits=self._limits)

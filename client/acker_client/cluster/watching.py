@@ -101,8 +101,8 @@ class ServerWatch:
         heard = conversation.take_answer(polled)
         if heard is None:
             return False
-        if heard.generation_changed:
-            self._leave_out_lost_state(conversation)
+        if heard.lost_because:
+            self._leave_out_lost_state(conversation, heard.lost_because)
         with self._batches.lock:
             here = self._members_at(conversation.address)
             self._batches.count_answer(here, heard)
@@ -122,17 +122,18 @@ class ServerWatch:
 
     # -- servers that have lost something
 
-    def _leave_out_lost_state(self, conversation: Conversation) -> None:
+    def _leave_out_lost_state(self, conversation: Conversation, why: str) -> None:
         """Leave a server out of the batches that it lost, as it has another registration of this source."""
         conversation.take_to_end()
         with self._batches.lock:
             here = self._members_at(conversation.address)
-            lost = self._batches.leave_out_lost(here, conversation.generation)
+            lost = self._batches.leave_out_lost(here, conversation.generation, why)
         if lost:
             log.warning(
-                "the server at %s has lost its state: what it had pending of source %r is LOST there",
+                "the server at %s: what it had pending of source %r is LOST there: %s",
                 conversation.address,
                 self._name,
+                why,
             )
         for batch, member in lost:
             self._reopen_batch(batch, member, conversation)

@@ -49,7 +49,7 @@ class Sending:
         """Whether a root might be falsely ACKED if the report did not arrive. This is possible only if the root's
         source runs in another process, because that source cannot learn that a server was left out."""
         source, pins = self._state.source_or_none, self._replication.pins
-        if any(pin.session in self._state.joined for pin in pins):
+        if any(pin.session in self._state.others.joined for pin in pins):
             return True
         is_own = source is not None and all(pin.session == source.session for pin in pins)
         return not is_own and self._replication.has_bare_fail
@@ -67,9 +67,9 @@ class Sending:
         Also renews this client's leases, and asks for news of those sources."""
         if self._state.source_or_none is not None:
             self._state.source_or_none.keep_leases()
-        joined = {pin.session for pin in self._replication.pins_of(member)} & self._state.joined.keys()
+        joined = {pin.session for pin in self._replication.pins_of(member)} & self._state.others.joined.keys()
         if joined:
-            self._state.learn(joined)
+            self._state.others.learn(joined)
             return "its source has left it out" if self._is_out(member) else ""
         return None
 

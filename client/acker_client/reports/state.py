@@ -9,34 +9,37 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Collection
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from acker_client.backoff import Patience
 from acker_client.cluster.membership import Cluster
-from acker_client.cluster.published import Published, decode
 from acker_client.cluster.source_session import SourceSession
-from acker_client.errors import RETRYABLE, AckerError, Unavailable, UnknownSource
+from acker_client.errors import AckerError, Unavailable, UnknownSource
 from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
+from acker_client.reports.other_sources import GREETING_S, NOT_WATCHED, OtherSources
 from acker_client.reports.replication import Replication, has_bare_fail
 from acker_client.rpc.delivery import Delivery, ReportResult
-from acker_client.rpc.side_by_side import do_all, errors_of
 from acker_protocol.ids import Column
-from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope, Status
+from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope
 from acker_protocol.placement import View, place
-
-# How long to look for servers before a report that goes to the only server anyway.
-GREETING_S = 1.0
-# Minimum time between two requests to the servers about the sources of other processes.
-LEARN_S = 0.5
 
 NO_ENTRIES = Entries(NO_IDS, NO_IDS)
 
 log = logging.getLogger("acker_client")
+
+
+class Placed(NamedTuple):
+    """Where n roots live. ``is_placed``: the roots that live on the servers of ``pins``. ``is_unknown``: the roots that
+    cannot be placed, because of ``why``. The others are over."""
+
+    pins: Pins
+    is_placed: Mask
+    is_unknown: Mask
+    why: AckerError | None
 
 
 class ClientState:
@@ -47,9 +50,8 @@ class ClientState:
         "cluster",
         "drafts",
         "is_closed",
-        "joined",
-        "learnt_at",
         "lock",
+        "others",
         "sending",
         "sequence",
         "session",
@@ -69,10 +71,7 @@ class ClientState:
         self.drafts: deque[Draft] = deque()
         self.unanswered: deque[Replication] = deque()
         self.source_or_none: SourceSession | None = None
-        # By session, what sources in other processes have published. Also has the closed sources of this client, whose
-        # roots are all over.
-        self.joined: dict[int, Published] = {}
-        self.learnt_at = float("-inf")
+        self.others = OtherSources(cluster)
         self.totals = ReportResult()
         self.is_closed = False
 
@@ -88,7 +87,7 @@ class ClientState:
     def pins(self) -> Pins:
         """Return the pins of all roots that this client may report about."""
         own = () if self.source_or_none is None else self.source_or_none.pins
-        return (*own, *(pin for published in tuple(self.joined.values()) for pin in published.pins))
+        return (*own, *(pin for published in self.others for pin in published.pins))
 
     def seal(self, *, may_drop: bool = False) -> AckerError | None:
         """Turn the buffered calls into reports with identities. Updates of roots that cannot be placed stay in the
@@ -129,133 +128,74 @@ class ClientState:
             source, self.source_or_none = self.source_or_none, None
             self.accumulator.drop_inits()
         if source is not None:
-            self.joined[source.session] = source.end_source()
+            self.others.joined[source.session] = source.end_source()
 
     # -- the sources of other processes
 
     def join(self, session: int) -> None:
-        """Learn where the roots of another process's source live. Raises ``UnknownSource`` if all listed and
-        configured servers answer, and none knows the source. Raises ``Unavailable`` if the budget is spent first."""
-        if self.source_or_none is not None and session == self.source_or_none.session:
+        """Learn where the roots of another process's source live: see ``OtherSources.join``."""
+        if self.source_or_none is None or session != self.source_or_none.session:
             # This client knows its own source better than the servers do, and decides itself which to leave out.
-            return None
-        patience = self.cluster.patience()
-        while True:
-            addresses = self._addresses_for(session)
-            published, has_heard_all = self._asked_for(session, addresses)
-            if published is None:
-                # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
-                unlisted = [address for address in self.cluster.settings.servers if address not in addresses]
-                published, has_heard_unlisted = self._asked_for(session, unlisted)
-                has_heard_all = has_heard_all and has_heard_unlisted
-            if published is not None:
-                return self._learnt(published)
-            if has_heard_all:
-                raise UnknownSource(
-                    f"no server knows where the roots of session {session} live: it has to be open, with the session"
-                    " that its open_source() returned"
-                )
-            if not patience.wait():
-                raise Unavailable(f"no server that answers knows where the roots of session {session} live")
-
-    def _learnt(self, published: Published) -> None:
-        """Keep what a source has published, unless something newer is known."""
-        with self.lock:
-            known = self.joined.get(published.session)
-            if known is None or published.version > known.version:
-                self.joined[published.session] = published
+            self.others.join(session)
 
     def is_out(self, pin: Pin, server: int) -> bool:
         """Whether the source of ``pin`` has left ``server`` out of the batch, or the batch is over."""
         if self.source_or_none is not None and pin.session == self.source_or_none.session:
             return self.source_or_none.has_left_out(pin.batch, server)
-        return pin.session in self.joined and self.joined[pin.session].is_out(pin.batch, server)
-
-    def learn(self, sessions: Collection[int]) -> bool:
-        """Ask the servers what joined sources have published by now, unless they were asked a moment ago. Return
-        whether every server has answered."""
-        if self.cluster.clock() - self.learnt_at < LEARN_S:
-            return False
-        # Copied, as another thread may join a source meanwhile.
-        asked = [self._asked_for(session, self._addresses_for(session)) for session in tuple(sessions)]
-        for published, _ in asked:
-            if published is not None:
-                self._learnt(published)
-        self.learnt_at = self.cluster.clock()
-        return all(has_heard_all for _, has_heard_all in asked)
-
-    def _addresses_for(self, session: int) -> Collection[str]:
-        """Return the addresses of the servers in the view, and of those where roots of the source are known to live."""
-        cluster = self.cluster
-        pins = self.joined[session].pins if session in self.joined else ()
-        known = (cluster.address_of(member) for pin in pins for member in pin.placement.members)
-        return dict.fromkeys((*cluster.serving_addresses(cluster.patience()), *known))
-
-    def _asked_for(self, session: int, addresses: Collection[str]) -> tuple[Published | None, bool]:
-        """Ask these servers at once. Return the newest publication of a source, and whether every server answered."""
-        cluster, found = self.cluster, list[Published]()
-
-        def ask(address: str) -> None:
-            deadline = cluster.patience(GREETING_S).deadline
-            caller = cluster.callers.at(address)
-            reply = caller.once(lambda transport, left_s: transport.pins(session, left_s), deadline)
-            if reply.status == Status.APPLIED and reply.pins:
-                found.append(decode(session, reply.pins))
-
-        deadline = cluster.patience(GREETING_S).deadline
-        calls = do_all(cluster.side_by_side, [partial(ask, address) for address in addresses], deadline)
-        errors = errors_of(calls)
-        for error in errors:
-            if not isinstance(error, RETRYABLE):
-                raise error
-        newest = max(found, key=lambda each: each.version, default=None)
-        for pin in () if newest is None else newest.pins:
-            cluster.hear_of(pin.placement)
-        return newest, not errors
+        return self.others.is_out(pin, server)
 
     # -- inside
 
     def _routed(self, draft: Draft) -> tuple[Pins, Entries, Entries, AckerError | None]:
         """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,
-        and the reason (None if all can be placed). Drops entries of roots that are over.
-
-        A root cannot be placed if there are several servers and no known source has emitted it.
-        """
+        and the reason (None if all can be placed). Drops entries of roots that are over."""
         if draft.batch is not None:
             pin = None if self.source_or_none is None else self.source_or_none.pin_of(draft.batch)
             if pin is None:
                 return (), NO_ENTRIES, NO_ENTRIES, None
             return (pin,), draft.entries, NO_ENTRIES, None
-        roots = draft.entries.root_ids
+        placed = self.place(draft.entries.root_ids)
+        return placed.pins, only(draft.entries, placed.is_placed), only(draft.entries, placed.is_unknown), placed.why
+
+    def place(self, roots: Column) -> Placed:
+        """Find the servers of ``roots: uint64[n]``. Asks the servers about roots of unknown sources.
+
+        A root cannot be placed if there are several servers and none of them knows its source.
+        """
         pins, indices, is_unknown = self._sorted(roots)
         has_heard_all = True
-        if is_unknown.any() and self.joined:
+        if is_unknown.any() and self.others.joined:
             # A batch may have been opened since this client asked. The server that knows it may not answer now.
-            has_heard_all = self.learn(self.joined)
+            has_heard_all = self.others.learn(self.others.joined)
             pins, indices, is_unknown = self._sorted(roots)
+        why: AckerError | None = None
+        if is_unknown.any():
+            try:
+                only_server = self._only_server(self.cluster.patience(GREETING_S))
+                if only_server is None:
+                    has_heard_all = self.others.find(roots[is_unknown]) and has_heard_all
+                    pins, indices, is_unknown = self._sorted(roots)
+                elif has_heard_all:
+                    indices[is_unknown] = len(pins)
+                    pins, is_unknown = (*pins, only_server), np.zeros_like(is_unknown)
+                if is_unknown.any():
+                    why = _unknown(int(roots[is_unknown][0]), has_heard_all=has_heard_all)
+            except Unavailable as error:
+                why = error
         named = tuple(pins[index] for index in np.unique(indices[indices >= 0]).tolist())
-        if not is_unknown.any():
-            return named, only(draft.entries, indices >= 0), NO_ENTRIES, None
-        root = roots[is_unknown][0]
-        try:
-            if not has_heard_all:
-                raise Unavailable(f"no server that answers knows where root {root} lives")
-            everywhere = self.pin_of_the_only_server(self.cluster.patience(GREETING_S), f"root {root} lives")
-        except (UnknownSource, Unavailable) as error:
-            return named, only(draft.entries, indices >= 0), only(draft.entries, is_unknown), error
-        return (*named, everywhere), only(draft.entries, (indices >= 0) | is_unknown), NO_ENTRIES, None
+        return Placed(named, indices >= 0, is_unknown, why)
 
     def _sorted(self, roots: Column) -> tuple[Pins, npt.NDArray[np.int64], Mask]:
         """Return the known pins, the index of each root's pin (-1 for none), and the roots that no source emitted."""
-        source, joined = self.source_or_none, tuple(self.joined.values())
-        # One snapshot of the joined sources for both steps: a join in between would make new roots look finished.
+        source, others = self.source_or_none, tuple(self.others)
+        # One snapshot of the other sources for both steps: a join in between would make new roots look finished.
         own = () if source is None else source.pins
-        pins = (*own, *(pin for published in joined for pin in published.pins))
+        pins = (*own, *(pin for published in others for pin in published.pins))
         indices = parted(pins, roots)
         is_unknown = indices < 0
         if source is not None:
             is_unknown &= ~source.has_issued(roots)
-        for published in joined:
+        for published in others:
             is_unknown &= ~published.has(roots)
         return pins, indices, is_unknown
 
@@ -270,16 +210,27 @@ class ClientState:
         if not self.totals.unreported:
             log.error('going on without reporting (on_unreachable="continue"): %s', error)
 
-    def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
-        """Return a pin that places all roots on the only server. Raises ``UnknownSource`` if there may be several.
+    def pin_of_the_only_server(self, patience: Patience) -> Pin:
+        """Return a pin that places all roots on the only server. Raises ``UnknownSource`` if there may be several."""
+        pin = self._only_server(patience)
+        if pin is None:
+            raise UnknownSource(
+                "there may be several servers, and this client does not know on which of them these roots live: call"
+                " join(session) for the source that emitted, with the session that its open_source() returned"
+            )
+        return pin
+
+    def _only_server(self, patience: Patience) -> Pin | None:
+        """Return a pin that places all roots on the only server, or None if there may be several.
 
         One server that answers or is active need not be the only one. It would accept a fail of a root that lives on
         another server, and that root might be ACKED there. So the server first has to say whether there are others.
         """
         members = self.cluster.view(patience).members
-        if not self.cluster.is_alone:
-            raise UnknownSource(
-                f"there may be several servers, and this client does not know on which of them {what}:"
-                " call join(session) for the source that emitted, with the session that its open_source() returned"
-            )
-        return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1))
+        return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1)) if self.cluster.is_alone else None
+
+
+def _unknown(root: int, *, has_heard_all: bool) -> AckerError:
+    if not has_heard_all:
+        return Unavailable(f"no server that answers knows where root {root} lives")
+    return UnknownSource(f"no server knows root {root}: it was emitted to other servers, or {NOT_WATCHED}")

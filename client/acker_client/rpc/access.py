@@ -29,24 +29,25 @@ class ServerAccess:
         self._of_tls: tuple[tuple[int, ...], ...] | None = None
         self._of_token: tuple[tuple[int, ...], ...] | None = None
 
-    def new_channel(self, options: Sequence[tuple[str, int]]) -> grpc.Channel | None:
-        """Return a channel at the first call, and when the files of TLS have changed; None otherwise.
+    def new_channel(self, options: Sequence[tuple[str, int]], *, anew: bool = False) -> grpc.Channel | None:
+        """Return a channel at the first call, when the files of TLS have changed, and if it is asked for ``anew``; None
+        otherwise.
 
         Files that do not fit each other count as not changed yet, since nobody replaces a certificate and its key in
         one step. At the first call they raise :class:`Rejected`.
         """
         if self._tls is None:
-            is_first, self._of_tls = self._of_tls is None, ()
-            return grpc.insecure_channel(self._address, options) if is_first else None
+            is_wanted, self._of_tls = anew or self._of_tls is None, ()
+            return grpc.insecure_channel(self._address, options) if is_wanted else None
         states = _states(self._tls.paths)
-        if states == self._of_tls:
+        if states == self._of_tls and not anew:
             return None
         try:
             credentials = _credentials(self._tls)
         except (OSError, ssl.SSLError) as error:
             if self._of_tls is not None:
                 return None
-            paths = ", ".join(self._tls.paths)
+            paths = ", ".join(self._tls.paths) or "the content of ca"
             raise Rejected(f"tls: {paths}: {error}; each process reads these files itself") from None
         if states != _states(self._tls.paths) and self._of_tls is not None:
             return None
@@ -98,11 +99,14 @@ def _token(path: str) -> str:
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
     """Read the files. gRPC would not say what is wrong with them, so the standard library reads them first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if tls.ca is not None:
+    if tls.ca is not None and tls.has_ca_content:
+        context.load_verify_locations(cadata=tls.ca)
+    elif tls.ca is not None:
         context.load_verify_locations(tls.ca)
     if tls.cert is not None:
         context.load_cert_chain(tls.cert, tls.key)
-    return grpc.ssl_channel_credentials(_content(tls.ca), _content(tls.key), _content(tls.cert))
+    ca = tls.ca.encode() if tls.ca is not None and tls.has_ca_content else _content(tls.ca)
+    return grpc.ssl_channel_credentials(ca, _content(tls.key), _content(tls.cert))
 
 
 def _states(paths: Sequence[str]) -> tuple[tuple[int, ...], ...]:

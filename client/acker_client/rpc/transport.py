@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from typing import TypeVar
 
 import grpc
 
+from acker_client.backoff import Clock
 from acker_client.errors import AckerError, Closed, Rejected, Unavailable
 from acker_client.rpc.access import ServerAccess
 from acker_client.settings import DEFAULT_PORT, Settings
@@ -41,6 +43,12 @@ from acker_protocol.v1.acker_pb2_grpc import AckerStub
 Reply = TypeVar("Reply")
 
 KEEPALIVE_S = 30
+# gRPC closes a connection that has had no call for this long, or up to twice as long. Many thousand processes would
+# otherwise keep their connections to every server of their earlier batches.
+IDLE_S = 10
+# gRPC closes the connection of a channel only once (grpc/grpc#35825, seen in 1.85.1). So a channel that gRPC may have
+# found idle is replaced before its next call, a little too early rather than too late.
+_REPLACED_AFTER_S = 0.9 * IDLE_S
 
 OPTIONS: list[tuple[str, int]] = [
     # The client does its own retries, because it knows the identities of reports and has one time budget for all tries.
@@ -48,6 +56,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.client_idle_timeout_ms", IDLE_S * 1000),
     ("grpc.http2.max_pings_without_data", 0),
     # The server announces its limit in HelloReply. Replies may have any size.
     ("grpc.max_send_message_length", -1),
@@ -95,23 +104,25 @@ _NO_ADDRESS = re.compile(r"DNS resolution failed|errors resolving|lookup failed|
 
 
 class _Channel:
-    """A channel, and the number of calls that use it."""
+    """A channel, the number of calls that use it, and when the last one ended."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    def __init__(self, channel: grpc.Channel, used_at: float) -> None:
         self.channel = channel
         self.stub = AckerStub(channel)  # type: ignore[no-untyped-call]
         self.calls = 0
+        self.used_at = used_at
 
 
 class GrpcTransport:
     """:class:`acker_protocol.messages.Transport` over one channel. Thread-safe. ``address`` is host:port.
 
-    ``settings``: for TLS and the token. When the files of TLS change, later calls use a new channel, and calls under
-    way finish on the old one.
+    ``settings``: for TLS and the token. When the files of TLS change, or after IDLE_S without a call, later calls use a
+    new channel, and calls under way finish on the old one.
     """
 
-    def __init__(self, address: str, settings: Settings | None = None) -> None:
+    def __init__(self, address: str, settings: Settings | None = None, clock: Clock = time.monotonic) -> None:
         self.address = address
+        self._clock = clock
         self._access = ServerAccess(address, settings)
         self._lock = threading.Lock()
         # The newest is last. The others have calls under way.
@@ -142,8 +153,8 @@ class GrpcTransport:
     def drain(self, timeout_s: float) -> DrainReply:
         return self._call("Drain", DrainRequest(), DrainReply, timeout_s)
 
-    def pins(self, session: int, timeout_s: float) -> PinsReply:
-        return self._call("Pins", Pins(session), PinsReply, timeout_s)
+    def pins(self, request: Pins, timeout_s: float) -> PinsReply:
+        return self._call("Pins", request, PinsReply, timeout_s)
 
     def close(self) -> None:
         with self._lock:
@@ -172,9 +183,9 @@ class GrpcTransport:
 
     def _take_channel(self) -> _Channel:
         with self._lock:
-            new = None if self._is_closed else self._access.new_channel(OPTIONS)
+            new = None if self._is_closed else self._access.new_channel(OPTIONS, anew=self._is_idle)
             if new is not None:
-                self._channels.append(_Channel(new))
+                self._channels.append(_Channel(new, self._clock()))
                 self._close_unused()
             if not self._channels:
                 raise Closed(f"the client was closed before its first call to {self.address}")
@@ -182,9 +193,16 @@ class GrpcTransport:
             channel.calls += 1
             return channel
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether gRPC may have closed the connection of the newest channel. The caller holds the lock."""
+        newest = self._channels[-1] if self._channels else None
+        return newest is not None and not newest.calls and self._clock() - newest.used_at >= _REPLACED_AFTER_S
+
     def _leave_channel(self, channel: _Channel) -> None:
         with self._lock:
             channel.calls -= 1
+            channel.used_at = self._clock()
             self._close_unused()
 
     def _close_unused(self) -> None:

@@ -19,6 +19,7 @@ except ImportError as error:
 
 # One line for each package, which lists its public names in its own `__all__`. To add or delete an input, change only
 # these lines and the input's own folder.
+from acker_client.source.dead_letters import *
 from acker_client.source.engine import *
 from acker_client.source.errors import *
 from acker_client.source.files import *
@@ -28,6 +29,7 @@ from acker_client.source.kinesis import *
 from acker_client.source.parquet import *
 from acker_client.source.put_back import *
 from acker_client.source.records import *
+from acker_client.source.s3 import *
 from acker_client.source.zookeeper import *
 
 __all__ = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _ModuleType)]

@@ -1,17 +1,14 @@
-"""Advice for files that cannot be read or written, and for URLs; durable and private creation of files."""
+"""Advice for files that cannot be read or written; durable and private creation of files."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
-# A scheme has at least two characters: one letter is a drive of Windows.
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+:)/+(?P<rest>.*)", re.DOTALL)
 
 
 def to_write(error: OSError) -> str:
@@ -30,20 +27,6 @@ def to_read(error: OSError) -> str:
     if error.errno in _FORBIDDEN:
         return "give this user the right to read it"
     return "bring it back, or name another"
-
-
-def to_mount(path: str) -> str:
-    """Return advice for a URL that was given in place of a path; "" for a path."""
-    url = _URL.fullmatch(path)
-    if url is None or os.path.isdir(url["scheme"]):
-        return ""
-    scheme, rest = url["scheme"].lower(), url["rest"]
-    if scheme == "file:":
-        return f"write {'/' + rest!r}"
-    if scheme == "dbfs:":
-        mounted = f"/{rest}" if rest.startswith("Volumes/") else f"/dbfs/{rest}"
-        return f"write {mounted!r}, where Databricks mounts it"
-    return "mount it and write the path (on Databricks /Volumes/... or /dbfs/mnt/...), or copy it to a local path first"
 
 
 def sync_directory(path: Path) -> None:

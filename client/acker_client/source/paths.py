@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from acker_client.source.disk import to_mount, to_read
+from acker_client.source.disk import to_read
 from acker_client.source.errors import InputChanged, SourceError
 from acker_client.source.records.ranges import Positions
+from acker_client.source.storage.urls import instead_of_url, local_path
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -40,16 +41,10 @@ def find_files(
     directory. Raises ``SourceError`` for something that is not a path or not a regular file. Unless ``may_be_none``,
     also raises it for a pattern without matches and for a missing file.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
-    for path in given:
-        if not isinstance(path, str | os.PathLike):
-            raise SourceError(f"{asker}: {path!r} is no path: name a file, or a pattern like {example!r}")
-    if not given:
-        raise SourceError(f"{asker}: no path was given: name a file, or a pattern like {example!r}")
     found: dict[str, Found] = {}
     folders: dict[str, str] = {}
-    for pattern in given:
-        for shown in _expand(os.fspath(pattern), asker, in_directory, may_be_none=may_be_none):
+    for pattern in given_paths(paths, asker=asker, example=example):
+        for shown in _expand(local_path(pattern), asker, in_directory, may_be_none=may_be_none):
             path = os.path.abspath(shown)
             real = _real(path, folders)
             if real not in found or _links(path, real) < _links(found[real].path, real):
@@ -57,6 +52,17 @@ def find_files(
                 name = printable(shown)
                 found[real] = Found(path, path if path == name else name)
     return [file for file in found.values() if _is_there(file, asker, may_be_gone=may_be_none)]
+
+
+def given_paths(paths: Paths, *, asker: str, example: str) -> list[str]:
+    """Return the paths as texts. Raises ``SourceError`` for something that is not a path, and for none."""
+    given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise SourceError(f"{asker}: {path!r} is no path: name a file, or a pattern like {example!r}")
+    if not given:
+        raise SourceError(f"{asker}: no path was given: name a file, or a pattern like {example!r}")
+    return [os.fspath(path) for path in given]
 
 
 def printable(path: str) -> str:
@@ -86,11 +92,8 @@ def origins_of(stretches: Sequence[tuple[str, Positions]], what: str) -> pa.Reco
 
 
 def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]], *, may_be_none: bool) -> list[str]:
-    if advice := to_mount(pattern):
-        raise SourceError(
-            f"{asker}: {pattern!r} is a URL, and {asker} reads local paths: {advice}, or read it with Spark through"
-            " Frame"
-        )
+    if advice := instead_of_url(pattern):
+        raise SourceError(f"{asker}: {pattern!r} is a URL that is not read: {advice}, or read it through Frame")
     if os.path.isdir(pattern):
         return in_directory(pattern)
     matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))

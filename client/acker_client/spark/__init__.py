@@ -20,15 +20,17 @@ from acker_client.spark import functions
 from acker_client.spark.driver.check import check
 from acker_client.spark.operators.branch import branch
 from acker_client.spark.operators.cogroup import cogroup
-from acker_client.spark.operators.collector import Collector, CollectorError, collector_settings
+from acker_client.spark.operators.collector import Collector, CollectorError, collector_settings, process_client
 from acker_client.spark.operators.explode import explode
 from acker_client.spark.operators.group import group
 from acker_client.spark.operators.join import join
 from acker_client.spark.operators.operator import Operator, arrow_operator, operator, pandas_operator
 from acker_client.spark.operators.sink import Sink, sink
+from acker_client.spark.operators.udf import acker_udf
 from acker_client.spark.operators.where import where
 from acker_client.spark.outputs import delta_options, write_parquet
 from acker_client.spark.plan_check.refusals import MovingBoundaries, Refused
+from acker_client.spark.worker.failed import RecordFailed
 from acker_client.spark.worker.returns import OperatorError
 
 __all__ = [
@@ -44,6 +46,8 @@ __all__ = [
     "sink",
     "Collector",
     "collector_settings",
+    "process_client",
+    "acker_udf",
     "write_parquet",
     "delta_options",
     "functions",
@@ -53,5 +57,6 @@ __all__ = [
     "Sink",
     "CollectorError",
     "MovingBoundaries",
+    "RecordFailed",
     "Refused",
 ]

@@ -81,6 +81,9 @@ from pyspark.sql.utils import is_remote as is_remote_mode  # noqa: E402
 # From 4.1 on, Spark can abort a job in which a repeated task returns different rows. In 4.0 the setting has no effect.
 CHECKS_RERUNS = SPARK >= (4, 1)
 
+# From 4.1 on, Spark has UDFs over Arrow arrays.
+HAS_ARROW_UDFS = SPARK >= (4, 1)
+
 # Before 4.3, Spark accepts only 32-bit offsets for strings and bytes from applyInArrow, even if it passes 64-bit ones.
 GROUPS_MAY_BE_LARGE = SPARK >= (4, 3)
 
@@ -129,15 +132,23 @@ def _converter(conversion: Any, kind: DataType) -> Convert | None:
     return conversion._create_converter(kind) if conversion._need_converter(kind) else None
 
 
-def flag_column(run: Callable[[Batches], Batches], types: Sequence[pa.DataType], columns: Sequence[Column]) -> Column:
-    """Return a boolean column that ``run`` computes in Arrow from all batches of ``columns`` in a task.
+def iterator_column(
+    run: Callable[[Batches], Batches],
+    returns: str | DataType,
+    types: Sequence[pa.DataType | None],
+    columns: Sequence[Column],
+) -> Column:
+    """Return a column that ``run`` computes in Arrow from all batches of ``columns`` in a task.
 
-    Spark's plan shows it under the name of ``run``. ``types``: int64, string or binary, one per column.
+    Spark's plan shows it under the name of ``run``. ``types``: one per column; None for any type, and null for a column
+    whose values are not used.
     """
-    if SPARK >= (4, 1):
-        udf = _UDFS.arrow_udf(run, "boolean", _UDFS.ArrowUDFType.SCALAR_ITER)
+    if HAS_ARROW_UDFS:
+        # Spark reads the kind of a UDF from its type hints.
+        run.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+        udf = _UDFS.arrow_udf(run, returns)
         return udf.asNondeterministic()(*columns)  # type: ignore[no-any-return]
-    udf = _UDFS.pandas_udf(_over_pandas(run, tuple(types)), "boolean")
+    udf = _UDFS.pandas_udf(_over_pandas(run, tuple(types)), returns)
     # pandas turns an integer column with nulls into floats, which would change the ids.
     as_text = [
         column.cast("string") if kind == pa.int64() else column for column, kind in zip(columns, types, strict=True)
@@ -145,7 +156,9 @@ def flag_column(run: Callable[[Batches], Batches], types: Sequence[pa.DataType],
     return udf.asNondeterministic()(*as_text)  # type: ignore[no-any-return]
 
 
-def _over_pandas(run: Callable[[Batches], Batches], types: Sequence[pa.DataType]) -> Callable[[Batches], Batches]:
+def _over_pandas(
+    run: Callable[[Batches], Batches], types: Sequence[pa.DataType | None]
+) -> Callable[[Batches], Batches]:
     """Wrap ``run`` as an iterator UDF over pandas, for Spark 4.0, which has no Arrow UDFs."""
     import pandas as pd
 
@@ -154,8 +167,8 @@ def _over_pandas(run: Callable[[Batches], Batches], types: Sequence[pa.DataType]
             [_from_pandas(column, kind) for column, kind in zip(_columns_of(batch), types, strict=True)]
             for batch in batches
         )
-        for flags in run(iter(arrow)):
-            yield flags.to_pandas()
+        for made in run(iter(arrow)):
+            yield made.to_pandas()
 
     over_pandas.__name__ = run.__name__
     # Spark reads the kind of a UDF from its type hints.
@@ -168,7 +181,9 @@ def _columns_of(batch: Any) -> Sequence[Any]:
     return batch if isinstance(batch, tuple) else (batch,)
 
 
-def _from_pandas(series: Any, kind: pa.DataType) -> pa.Array:
+def _from_pandas(series: Any, kind: pa.DataType | None) -> pa.Array:
     if kind == pa.int64():
         return pa.array(series, pa.string(), from_pandas=True).cast(kind)
+    if kind == pa.null():
+        return pa.nulls(len(series))
     return pa.array(series, kind, from_pandas=True)

@@ -373,10 +373,12 @@ class DrainReply(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class PinsRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "root_id")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_ID_FIELD_NUMBER: _ClassVar[int]
     session: int
-    def __init__(self, session: _Optional[int] = ...) -> None: ...
+    root_id: int
+    def __init__(self, session: _Optional[int] = ..., root_id: _Optional[int] = ...) -> None: ...
 
 class PinsReply(_message.Message):
     __slots__ = ("incarnation", "status", "detail", "pins", "epoch", "ensemble")

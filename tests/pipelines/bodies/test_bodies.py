@@ -29,7 +29,7 @@ FALSE = {
 }
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.long
 @pytest.mark.parametrize("acts", FALSE.values(), ids=FALSE)
 def test_what_is_not_written_is_not_acked(bench: Bench, acts: tuple[Act, ...]) -> None:
     check(bench, Body(0, records=12, slices=2, arrow_rows=10_000, acts=acts))

@@ -1,1 +1,1 @@
-"""Checkpoints: how far a source is done, in one JSON file. ``head`` holds the checks for checkpoints of all stores."""
+"""Checkpoints: how far a source is done. ``content`` says what is in one, ``head`` holds the checks for all stores."""

@@ -9,6 +9,7 @@ pyspark.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from acker_client.source.decoding.content import LinePart, read_content
+from acker_client.source.decoding.content import LinePart, on_other_machines, read_content
 from acker_client.source.errors import InputChanged
 from acker_client.source.records.input import Chosen
 from acker_protocol.ids import Column
@@ -82,15 +83,21 @@ class Parser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LineSlice:
-    """The ``chosen`` lines, in order. In the batch they have the numbers ``start`` to ``stop``."""
+    """The ``chosen`` lines, in order. In the batch they have the numbers ``start`` to ``stop``. ``driver``: the host
+    that has planned them."""
 
     start: int
     stop: int
     chosen: tuple[Chosen[LinePart], ...]
     parser: Parser
+    driver: str = field(default_factory=lambda: platform.node())
 
     def read(self) -> Iterator[ReadRows]:
         """Read the parts; combine small ones. Raises :class:`InputChanged`."""
+        with on_other_machines(self.driver):
+            yield from self._read()
+
+    def _read(self) -> Iterator[ReadRows]:
         waiting: list[tuple[pa.RecordBatch, dict[int, str]]] = []
         rows, number = 0, self.start
         for each in self.chosen:
@@ -167,10 +174,10 @@ def _joined(lines: Lines) -> bytes:
     """Return the bytes of all lines without the line ends."""
     raw = lines.raw[int(lines.starts[0]) :] if len(lines) else b""
     total = int((lines.ends - lines.starts).sum())
-    joined = raw.translate(None, b"\n")
+    joined = raw.replace(b"\n", b"")
     if len(joined) != total:
         # Some lines end in \r\n. Remove only these \r, because a line may contain others.
-        joined = raw.replace(b"\r\n", b"\n").translate(None, b"\n")
+        joined = raw.replace(b"\r\n", b"\n").replace(b"\n", b"")
     return joined
 
 

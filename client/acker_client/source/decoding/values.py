@@ -9,6 +9,7 @@ import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -59,12 +60,22 @@ def json_rows(rows: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
     Also converts what Python's own types do not hold: a timestamp (or date) before the year 1 or after 9999 becomes its
     microseconds (or days) since 1970, a duration its microseconds, and a string that is not UTF-8 ``{"base64": ...}``.
     """
+    if all(map(_is_plain, rows.schema.types)):
+        with suppress(UnicodeDecodeError):
+            plain: list[dict[str, Any]] = rows.to_pylist()
+            return plain
     names: list[str] = rows.schema.names
     columns: list[Any] = rows.columns
     return [
         {name: json_value(column[row]) for name, column in zip(names, columns, strict=True)}
         for row in range(rows.num_rows)
     ]
+
+
+def _is_plain(type_: Any) -> bool:
+    """Return whether all values of a type are their own form in JSON, if its text is UTF-8."""
+    type_ = type_.value_type if pa.types.is_dictionary(type_) else type_
+    return bool(pa.types.is_integer(type_) or pa.types.is_string(type_))
 
 
 def json_value(value: Any) -> Any:

@@ -8,16 +8,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from acker_client.error_text import shorten
-from acker_client.source.engine.environment import BatchFrame
+from acker_client.source.engine.environment import BatchFrame, Evidence
 from acker_client.source.errors import SourceError
 from acker_client.source.records.in_flight import Failures
 from acker_client.source.records.tracker import EmissionRange
+from acker_protocol.messages import Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-@dataclass(slots=True, repr=False)
+@dataclass(slots=True, repr=False, eq=False)
 class Batch:
     """A batch of records. ``df``: its rows, with their anchors; ``records``: number of records; ``replays``: number of
     records that were emitted before; ``number``: from 1 up within a run.
@@ -35,7 +36,6 @@ class Batch:
     id: str
     records: int
     replays: int
-    frame: BatchFrame
     emitted: EmissionRange
     # How many batches in a row failed with these records. Above 0, they are not mixed with other records.
     depth: int = 0
@@ -45,6 +45,8 @@ class Batch:
     is_done: bool = False
     # Exception of a sink or of the job.
     error: BaseException | None = None
+    # The timeout that ran out before the batch was settled; None if it has not run out. Set by another thread.
+    timed_out_after_s: float | None = None
     # The reason why records may be unfinished through no fault of their own; "" if there is none.
     unfinished_because: str = ""
     # Records that are LOST because the batch failed, to be replayed in batches of their own.
@@ -53,12 +55,23 @@ class Batch:
     undo: list[Callable[[], object]] | None = None
     # The rows written to each place: the same rows may be written there again.
     written: dict[str, object] = field(default_factory=dict)
+    # When the work began, by the run's clock, and how long it took.
+    began_s: float = 0.0
+    worked_s: float = 0.0
+    # None until the work begins.
+    frame: BatchFrame | None = None
 
     @property
     def df(self) -> DataFrame:
         """The batch's rows, as a tracked frame."""
+        assert self.frame is not None, "the work on this batch has not begun"
         df: DataFrame = self.frame.df
         return df
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What Spark's driver knows about the work; None if the work has not begun."""
+        return None if self.frame is None else self.frame.evidence
 
     def done(self) -> None:
         """Declare the work complete: the batch's sinks and ``ack()`` columns have delivered their rows. Use it where
@@ -67,7 +80,8 @@ class Batch:
         anything that runs afterwards.
         """
         self.is_done = True
-        self.frame.evidence.vouch()
+        if self.evidence is not None:
+            self.evidence.vouch()
 
     def on_abandon(self, step: Callable[[], object]) -> None:
         """Register a ``step`` that removes the batch's output. It is called if the batch is abandoned, before the
@@ -101,3 +115,15 @@ class Batch:
     def is_broken(self) -> bool:
         """Whether the batch failed as a whole for another reason than a lost server."""
         return self.error is not None and not self.is_lost
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether the batch failed after its timeout. Work that was done all the same counts as done."""
+        return self.is_broken and self.timed_out_after_s is not None
+
+    @property
+    def broken_as(self) -> Verdict | None:
+        """The verdict of each record without an outcome, if the batch failed as a whole; else None."""
+        if not self.is_broken:
+            return None
+        return Verdict.TIMED_OUT if self.has_timed_out else Verdict.LOST

@@ -1,4 +1,4 @@
-"""Batches: the open batch, from its records to the release of its frame.
+"""Batches: the open batches of a run, from their records to the release of their frames.
 
 Decides that servers reserve room before a batch is emitted, and that the output of an abandoned batch is removed once
 nothing can write it any more.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,12 +20,14 @@ from acker_client.clean_up import CleanUp
 from acker_client.cluster.scope import BatchScope
 from acker_client.error_text import shorten
 from acker_client.source.engine.batch import Batch
-from acker_client.source.engine.environment import BatchFrame, Environment, FramePlan
+from acker_client.source.engine.environment import Environment, FramePlan
 from acker_client.source.engine.options import Options
 from acker_client.source.engine.server_batches import ServerBatches
+from acker_client.source.engine.timeout import BatchTimeout
 from acker_client.source.records.in_flight import InFlight
 from acker_client.source.records.listener import Emissions
 from acker_client.source.records.parts import Lookup
+from acker_client.source.records.progress import counted
 from acker_client.source.records.retry import ReplayGroup
 from acker_client.source.records.tracker import EmissionRange, RecordNumbers
 
@@ -34,8 +37,19 @@ log = logging.getLogger("acker_client.source")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
 
 
+@dataclass(slots=True)
+class _Open:
+    """An open batch. ``undo``: steps that take back its output, until the source asks to settle it as *done*."""
+
+    batch: Batch
+    plan: FramePlan
+    undo: list[Callable[[], object]]
+    timeout: BatchTimeout | None = None
+
+
 class Batches:
-    """The batches of one run; one is open at a time. ``session``: the run's session at the servers."""
+    """The batches of one run. ``session``: the run's session at the servers. Only ``begin_batch`` and ``stop_timeout``
+    are for the threads that work on batches."""
 
     def __init__(
         self,
@@ -57,58 +71,95 @@ class Batches:
         self._spark = spark
         self._schema = schema
         self._number = 0
-        self._frame: BatchFrame | None = None
-        # Steps that take back the output of the open batch, until the source asks to settle it as *done*.
-        self._undo: list[Callable[[], object]] = []
+        self._open: dict[int, _Open] = {}
+
+    @property
+    def open_batches(self) -> Collection[Batch]:
+        """The batches that are open, oldest first."""
+        return [each.batch for each in self._open.values()]
 
     def open_batch(self, replays: ReplayGroup, new: RecordNumbers, tasks: int) -> Batch:
-        """Open a batch of replays and new records at the servers, and make its frame."""
+        """Open a batch of replays and new records at the servers."""
         # New records that were held back for their order may have lower numbers than replays.
         records = np.sort(np.concatenate((replays.records, new)))
         slices = self._lookup.input.slices(self._lookup.parts.chosen(records), tasks)
-        self._number += 1
         first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
-        scope = BatchScope(self._session, self._number, first)
+        scope = BatchScope(self._session, self._number + 1, first)
         held, timeout_s = self._options.held, self._options.message_timeout_s
-        pin = self._server_batches.reserve_batch(scope, len(records), held=held, message_timeout_s=timeout_s)
+        # A held batch has one timeout, which is the driver's. Servers do not know which jobs still run.
+        pin = self._server_batches.reserve_batch(
+            scope, len(records), held=held, message_timeout_s=None if held else timeout_s, waits=not self._open
+        )
+        self._number = scope.number
         emitted = self._in_flight.emit(records, replays=len(replays.records))
-        with CleanUp() as failed:
-            failed.add(partial(self._server_batches.abandon_at_servers, self._number))
-            plan = FramePlan(self._options.name, scope, pin, self._schema, slices, held)
-            frame = self._frame = self._environment.frame(self._spark, plan)
-            self._announce(emitted, np.isin(records, replays.records))
-            failed.pop_all()
-        log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), len(replays.records))
+        what = _description(self._options.name, self._number, len(emitted), replays)
         name = _UNSAFE.sub("_", self._options.name)
         id_ = f"{name}-{self._session:016x}-{self._number}"
-        self._undo = []
-        undo = self._undo if held else None
-        return Batch(self._number, id_, len(emitted), len(replays.records), frame, emitted, replays.depth, undo=undo)
+        undo: list[Callable[[], object]] = []
+        batch = Batch(
+            self._number, id_, len(emitted), len(replays.records), emitted, replays.depth, undo=undo if held else None
+        )
+        plan = FramePlan(self._options.name, scope, pin, self._schema, slices, held, what, self._options.track)
+        with CleanUp() as failed:
+            failed.add(partial(self._server_batches.abandon_at_servers, self._number))
+            self._announce(emitted, np.isin(records, replays.records))
+            failed.pop_all()
+        self._open[self._number] = _Open(batch, plan, undo)
+        log.debug("%s", what)
+        return batch
 
-    def keep_output(self) -> None:
-        """Keep the output of the open batch, because its records may be ACKED from now on."""
+    def begin_batch(self, batch: Batch) -> None:
+        """Make the frame of an open batch, and start its timeout. Call it in the thread that works on the batch."""
+        opened, timeout_s = self._open[batch.number], self._options.message_timeout_s
+        batch.frame = self._environment.frame(self._spark, opened.plan)
+        if self._options.held and timeout_s is not None:
+            opened.timeout = BatchTimeout(batch, timeout_s, self._environment.timer)
+
+    def stop_timeout(self, batch: Batch) -> None:
+        """Stop the timeout of an open batch. Its jobs are not cancelled any more when this returns."""
+        opened = self._open[batch.number]
+        timeout, opened.timeout = opened.timeout, None
+        if timeout is not None:
+            timeout.stop()
+
+    def keep_output(self, batch: Batch) -> None:
+        """Keep the output of an open batch, because its records may be ACKED from now on."""
         # A new list, because a thread of the user may still append to the batch's own list.
-        self._undo = []
+        self._open[batch.number].undo = []
 
-    def release_batch(self) -> None:
-        """Free what Spark keeps of the open batch, if any. Removes its output unless ``keep_output`` was called."""
-        frame, self._frame = self._frame, None
-        undo, self._undo = self._undo, []
+    def release_batch(self, batch: Batch) -> None:
+        """Free what Spark keeps of a batch, which is not open any more. Removes its output unless ``keep_output`` was
+        called."""
+        self.stop_timeout(batch)
+        undo = self._open.pop(batch.number).undo
+        evidence = batch.evidence
         # Without retries nothing would write the output again. A shared output may hold ACKED records of another batch.
-        if not self._options.guarantee.retries or (frame is not None and frame.evidence.is_shared):
+        if not self._options.guarantee.retries or (evidence is not None and evidence.is_shared):
             undo = []
         with CleanUp() as steps:
             for step in reversed(undo):
                 steps.add(partial(_take_back, step))
-            if frame is not None:
+            if evidence is not None:
                 # Added last, so this step runs first. It ends the jobs that may still write.
-                steps.add(frame.evidence.release)
+                steps.add(evidence.release)
+
+    def release_all(self) -> None:
+        """Free what Spark keeps of the batches that are still open, as ``release_batch`` does."""
+        with CleanUp() as steps:
+            for batch in self.open_batches:
+                steps.add(partial(self.release_batch, batch))
 
     def _announce(self, emitted: EmissionRange, is_replay: npt.NDArray[np.bool_]) -> None:
         for part, are_replays in ((is_replay, True), (~is_replay, False)):
             emissions = Emissions(emitted.records[part], emitted.roots[part], self._lookup)
             if len(emissions):
                 self._options.listener.on_emit(self._number, emissions, are_replays)
+
+
+def _description(name: str, number: int, records: int, replays: ReplayGroup) -> str:
+    """Return a batch as Spark's UI shows its jobs."""
+    again = f", {len(replays.records):,} of them again" if len(replays.records) and not replays.depth else ""
+    return f"{name}: batch {number}, {counted(records, 'record')}{again}, attempt {replays.depth + 1}"
 
 
 def _take_back(step: Callable[[], object]) -> None:

@@ -70,7 +70,8 @@ class Checkpointing:
     def sign(self, session: int) -> None:
         """Tell the store which run commits from now on, if the store records that."""
         if isinstance(self._store, SignedCheckpointStore):
-            self._store.sign(Committer(self._options.name, session, platform.node(), os.getpid()))
+            retries = self._options.guarantee is Guarantee.AT_LEAST_ONCE
+            self._store.sign(Committer(self._options.name, session, platform.node(), os.getpid(), retries))
 
     def close(self) -> None:
         if self._store is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from acker_client.source.engine.options import Options, dead_letter_store
 from acker_client.source.errors import SourceError, TooManyDeadLetters
@@ -17,14 +18,13 @@ from acker_client.source.records.by_reason import by_reason
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.in_flight import Failures, InFlight
 from acker_client.source.records.parts import Lookup
-from acker_client.source.records.stores import DeadLetterStore
+from acker_client.source.records.reasons import split_reason
+from acker_client.source.records.stores import DeadLetterStore, SparkDeadLetterStore
 from acker_client.source.records.tracker import RecordNumbers
 from acker_protocol.messages import Reason
 
 log = logging.getLogger("acker_client.source")
 
-# Start of the traceback in the reason of an operator's failure.
-TRACEBACK = "\nTraceback (most recent call last)"
 # Up to this number of dead letters, their share is not checked.
 DEAD_MIN = 10
 NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
@@ -48,8 +48,11 @@ class DeadLettering:
     def has_queued(self) -> bool:
         return bool(self._queued)
 
-    def open_letters(self) -> None:
-        """Check that letters can be written, before there is any. Raises ``SourceError``."""
+    def open_letters(self, spark: Any) -> None:
+        """Check that letters can be written, before there is any. ``spark``: the session of the run. Raises
+        ``SourceError``."""
+        if isinstance(self._letters, SparkDeadLetterStore):
+            self._letters.set_session(spark)
         if self._letters is not None:
             self._letters.open()
 
@@ -68,7 +71,7 @@ class DeadLettering:
     def log_tracebacks(self, reasons: Sequence[Reason]) -> None:
         """Log the first traceback of each operator and kind of exception."""
         for reason in reasons:
-            text, traceback = _split_reason(str(reason))
+            text, traceback = split_reason(str(reason))
             if traceback and self._is_first(_kind_of(text)):
                 log.warning("first failure of %s\n%s", text, traceback)
 
@@ -81,7 +84,7 @@ class DeadLettering:
         self._queued = [left for spent in self._queued if len(left := spent.without(records))]
 
     def write_queued(self, now_s: float) -> Failures:
-        """Write a letter for each queued record, durably, then count it as done. Returns these records.
+        """Write a letter for each queued record, durably. Returns these records, which are done now.
 
         Raises ``SourceError`` if the source has no dead letters, and ``TooManyDeadLetters`` if too many records are
         dead.
@@ -94,19 +97,17 @@ class DeadLettering:
             )
         self._check_share(spent, self._letters)
         self._letters.write(self._letters_of(spent, now_s))
-        self._lookup.parts.count_dead(spent.records)
-        self._in_flight.finish_dead(spent.records)
         return spent
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
         """Raise ``TooManyDeadLetters`` if dead letters are too large a share of the records of this and earlier runs.
 
-        The sum of answered and open records is the number of all records. The caller has to retire finished records
-        first, so that the sum contains them once.
+        Each of these records is answered, finished (it counts as answered when it is retired), or open.
         """
-        share_max, counts = self._options.max_dead_share, self._in_flight.counts
+        share_max, counts, tracker = self._options.max_dead_share, self._in_flight.counts, self._in_flight.tracker
         answered = self._lookup.parts.all_answered
-        read, dead = answered.records + self._in_flight.tracker.open_records, answered.dead + len(spent)
+        read = answered.records + tracker.finished_records + tracker.open_records
+        dead = answered.dead + len(spent)
         if dead <= DEAD_MIN or dead <= share_max * read:
             return
         raise TooManyDeadLetters(
@@ -138,7 +139,7 @@ class DeadLettering:
 
     def _reason(self, reason: str) -> str:
         """Return the reason. Only the first letter of each kind of failure keeps the traceback."""
-        text, traceback = _split_reason(reason)
+        text, traceback = split_reason(reason)
         return reason if traceback and self._is_first("letter of " + _kind_of(text)) else text
 
     def _is_first(self, what: str) -> bool:
@@ -161,9 +162,3 @@ def _earlier(count: int) -> str:
 def _kind_of(text: str) -> str:
     """Return the operator and the type of its exception, without the message about one record."""
     return ":".join(text.split(":", 2)[:2])
-
-
-def _split_reason(reason: str) -> tuple[str, str]:
-    """Return (reason without its traceback, the traceback or "")."""
-    at = reason.find(TRACEBACK)
-    return (reason[:at], reason[at + 1 :]) if at >= 0 else (reason, "")

@@ -6,9 +6,10 @@ The default imports Spark only when a run begins: importing ``acker_client.sourc
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -16,7 +17,8 @@ import pyarrow as pa
 
 from acker_client.client import AckerClient
 from acker_client.cluster.scope import BatchScope
-from acker_client.pins import Pin
+from acker_client.pins import Pin, Pins
+from acker_client.source.engine.timer import Timer, start_timer
 from acker_client.source.engine.watcher import Watcher, Watching
 from acker_client.source.errors import SourceError
 from acker_protocol.ids import BASE_MAX
@@ -25,14 +27,22 @@ from acker_protocol.ids import BASE_MAX
 @dataclass(frozen=True, slots=True)
 class FramePlan:
     """How a batch is read: its records are numbered 0 to k - 1 over ``slices``. ``name``: the source's name; ``pin``:
-    the servers that hold the roots."""
+    the servers that hold the roots, None if tracking is off; ``description``: the batch as Spark's UI shows it."""
 
     name: str
     scope: BatchScope
-    pin: Pin
+    pin: Pin | None
     schema: Any
     slices: Sequence[Any]
     held: bool = True
+    description: str = ""
+    # Which records are tracked: the option ``track``.
+    track: Any = None
+
+    @property
+    def pins(self) -> Pins:
+        """The pin, as settings take it; empty if tracking is off."""
+        return () if self.pin is None else (self.pin,)
 
 
 class Evidence(Protocol):
@@ -55,8 +65,22 @@ class Evidence(Protocol):
         ...
 
     @property
+    def folders(self) -> frozenset[str]:
+        """The folders into which Spark wrote files of the batch's rows, as far as :meth:`judge` has seen."""
+        ...
+
+    @property
+    def waited_s(self) -> float:
+        """How long writes of the batch have waited because others wrote into the same place. Any thread may ask."""
+        ...
+
+    @property
     def has_run(self) -> bool:
         """Whether any job has read the batch's rows, so that the driver may have seen some."""
+        ...
+
+    def cancel_jobs(self) -> None:
+        """Cancel the jobs that the work on the batch runs now. Any thread may call it."""
         ...
 
     def judge(self) -> BaseException | None:
@@ -93,23 +117,37 @@ class Blame(Enum):
     EVIDENCE = "evidence"
 
 
+# Starts a thread that calls the function, and returns the thread. The text is the thread's name.
+StartThread = Callable[[Callable[[], None], str], threading.Thread]
+
+
+def _start_thread(call: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=call, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 def _always_work(error: BaseException) -> Blame:
     return Blame.WORK
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The outside world of a run. ``connect(spark)`` makes the client, and ``frame(spark, plan)`` a batch's DataFrame.
-    ``parallelism(spark)`` returns the number of tasks that run at once, ``blame(error)`` the cause of a failure.
-    ``watch(client)`` begins to watch for outcomes. ``check()`` is called before outcomes are taken, and raises when the
-    run has to end. ``clock``: monotonic seconds; ``wall``: Unix seconds; ``draw``: uniform in [0, 1); ``draw_base``:
-    base of a session."""
+    """The outside world of a run. ``connect(spark)`` makes the client (None: tracking is off), and ``frame(spark,
+    plan)`` a batch's DataFrame. ``parallelism(spark)`` returns the number of tasks that run at once, ``blame(error)``
+    the cause of a failure. ``watch(client)`` begins to watch for outcomes. ``timer`` calls a function again and again,
+    after times of the function's choice. ``start_thread`` starts the thread of a batch if several are
+    worked on at once. ``check()`` is called before outcomes are taken, and raises when the run has
+    to end. ``clock``: monotonic seconds; ``wall``: Unix seconds; ``draw``: uniform in [0, 1); ``draw_base``: base of a
+    session."""
 
-    connect: Callable[[Any], AckerClient]
+    connect: Callable[[Any], AckerClient | None]
     frame: Callable[[Any, FramePlan], BatchFrame]
     parallelism: Callable[[Any], int]
     blame: Callable[[BaseException], Blame] = _always_work
     watch: Callable[[AckerClient], Watching] = Watcher
+    timer: Timer = start_timer
+    start_thread: StartThread = _start_thread
     check: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -120,7 +158,9 @@ class Environment:
 
 def spark_environment() -> Environment:
     """Return the environment of a real run."""
-    return Environment(connect=_connect, frame=_frames(), parallelism=_parallelism, blame=_blame)
+    return Environment(
+        connect=_connect, frame=_frames(), parallelism=_parallelism, blame=_blame, start_thread=_start_spark_thread
+    )
 
 
 def arrow_schema(schema: Any) -> Any:
@@ -140,38 +180,52 @@ def spark_schema(schema: pa.Schema) -> Any:
         raise SourceError(str(error)) from None
 
 
-def _connect(spark: Any) -> AckerClient:
+def _connect(spark: Any) -> AckerClient | None:
     from acker_client.spark.driver.session import settings_of
 
     if not hasattr(spark, "conf"):
         raise SourceError(f"batches({spark!r}): give the SparkSession to run the batches in")
-    return AckerClient(settings_of(spark))
+    settings = settings_of(spark)
+    return AckerClient(settings) if settings.tracking else None
 
 
 def _frames() -> Callable[[Any, FramePlan], BatchFrame]:
-    """Return the function that makes the frames of one run. It remembers which rows Spark should evaluate only once."""
+    """Return the function that makes the frames of one run. It remembers which rows Spark should evaluate only once,
+    and the schema, which is the same for all batches of a run."""
     once: Any = None
+    schema: Any = None
+    lock = threading.Lock()
 
     def frame(spark: Any, plan: FramePlan) -> BatchFrame:
         from acker_client.spark.commit_evidence.batch import Once
-        from acker_client.spark.driver.session import settings_of
+        from acker_client.spark.driver.session import settings_of_batch
         from acker_client.spark.operators.read import frame_of
+        from acker_client.spark.worker.rows import struct_type
 
-        nonlocal once
-        once = once or Once()
-        settings = replace(settings_of(spark), pins=(plan.pin,))
+        nonlocal once, schema
+        with lock:
+            if once is None:
+                once, schema = Once(), struct_type(plan.schema)
         return frame_of(
             spark,
             name=plan.name,
             scope=plan.scope,
-            schema=plan.schema,
+            schema=schema,
             slices=plan.slices,
-            settings=settings,
+            settings=settings_of_batch(spark, plan.pins),
             once=once,
             held=plan.held,
+            description=plan.description,
+            track=plan.track,
         )
 
     return frame
+
+
+def _start_spark_thread(call: Callable[[], None], name: str) -> threading.Thread:
+    from acker_client.spark.driver.session import start_thread
+
+    return start_thread(call, name)
 
 
 def _blame(error: BaseException) -> Blame:

@@ -7,20 +7,31 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
+
+import pyarrow as pa
 
 from acker_client.cluster.registration import check_seconds
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.dead_letters.letter_objects import DeadLetterObjects
 from acker_client.source.dead_letters.letters_file import DeadLetterCall, DeadLetterFile
-from acker_client.source.disk import to_mount
+from acker_client.source.dead_letters.letters_log import DeadLetterLog
 from acker_client.source.engine.environment import Environment
 from acker_client.source.records.assignment import Assignment
+from acker_client.source.records.batch_size import LARGEST
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.guarantee import Guarantee
 from acker_client.source.records.listener import Listener
-from acker_client.source.records.retry import Retry
-from acker_client.source.records.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
+from acker_client.source.records.retry import Retry, RetryPolicy
+from acker_client.source.records.stores import CheckpointStore, DeadLetterStore, OutcomeStore, SharedCheckpointStore
+from acker_client.source.s3.checkpoint import S3Checkpoint
+from acker_client.source.storage.urls import instead_of_url, local_path, url_of
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+# The value of the option `dead_letters` that writes to the log.
+LOG = "log"
 # More open records than any run has.
 UNLIMITED = 1 << 62
 
@@ -28,10 +39,12 @@ UNLIMITED = 1 << 62
 class CommonOptions(TypedDict, total=False):
     """The options that all sources have. Each source also has the options of its input.
 
-    ``name``: the source's name in logs, metrics, checkpoint and dead letters. ``checkpoint``: a file (or
-    ``CheckpointStore``) that holds which records are done; without one every start reads everything. ``dead_letters``:
-    a file of JSON lines for records without retries left (see ``retry``), a ``DeadLetterStore``, or a function that
-    takes a list of ``DeadLetter`` and returns once they are durable. Without it, such a record ends the run.
+    ``name``: the source's name in logs, metrics, checkpoint and dead letters. ``checkpoint``: a file, the URL of an
+    object in S3, or a ``CheckpointStore``, that holds which records are done; without one every start reads everything.
+    ``dead_letters``: a file of JSON lines for records without retries left (see ``retry``), the URL of a folder in an
+    object store, "log", a ``Table``, another ``DeadLetterStore``, or a function that takes a list of ``DeadLetter`` and
+    returns once they are durable. Without it, such a record ends the run. ``retry``: a ``Retry``, or a ``RetryPolicy``
+    of your own.
     ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, because something is wrong
     with the job rather than with the records; 1 never stops it.
 
@@ -41,35 +54,58 @@ class CommonOptions(TypedDict, total=False):
     and at the end; longer after a write of more than a second. ``group``: the source's membership of a group that
     shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
 
+    ``message_timeout_s``: the work on a batch may take that long. Then its Spark jobs are cancelled. If the work is not
+    done all the same, its records end as TIMED_OUT and are replayed in smaller pieces (default: no limit).
+
     ``held``: False for records whose trees outlive their batch, such as those that ``hand_on`` gives to another job.
     Each record is ACKED as soon as everything derived from it is done, even long after its batch was settled. A record
-    that is not ACKED within ``message_timeout_s`` after it was read is replayed. ``held=False`` requires this
-    timeout.
+    that is not ACKED within ``message_timeout_s`` after it was read is replayed, and no job is cancelled.
+    ``held=False`` requires this timeout.
 
-    ``batch_records``: maximum size of a batch. ``max_uncommitted``: maximum number of records that are read and not yet
-    done (default: ten batches). ``max_uncommitted_per_partition``: a partition with that many such records is paused
-    while others are read; ``max_uncommitted`` then has no default. The limits do not hold back replays. ``partitions``:
-    number of tasks that read a batch (default: as many as Spark runs at once). ``listener`` gets callbacks about
-    records. ``deadline_s``: the last resort, after which a batch without a server's answer is LOST and replayed.
-    ``lease_s``: time after a driver's death until the server drops its pending records. ``environment``: replaces
-    Spark, server and clock in tests.
+    ``tracking``: False runs the same program without a server, as the setting ``spark.acker.tracking`` does for all
+    sources. Then no record is tracked. All records of a batch are ACKED when the batch is done, and a batch with a
+    record that fails is replayed in smaller pieces. ``track``: which records are tracked (default: all). It is a
+    condition on the columns of the input (SQL, or a Column), or a function that takes a ``pyarrow.RecordBatch`` in the
+    read task and returns a boolean for each row. The rows of the other records are processed too. But these records
+    have no outcome, are never replayed once a task has read them, and count as done when their batch ends, however it
+    ends.
+
+    ``batch_records``: maximum size of a batch. By default the source chooses it: 100,000 for the first batch, and
+    then as many records as are worked on in 20 s, from 10,000 to 500,000 (a ``Frame``: 500,000). ``concurrency``:
+    number of batches that are worked on at once. Above 1, ``process`` is called in several threads, so that the
+    planning and settling of one batch hides behind the work on another; writes into one place still come one after
+    the other. ``max_uncommitted``: maximum number of records that are read and not yet done (default: ten batches).
+    ``max_uncommitted_per_partition``: a partition with that many such records is paused while others are read;
+    ``max_uncommitted`` then has no default. The limits do not hold back replays. ``partitions``: number of tasks
+    that read a batch (default: as many as Spark runs at once). ``listener`` gets callbacks about records.
+    ``outcomes``: a store (``KafkaTopic``, an ``OutcomeStore``) that gets how each try of a record ended. A record
+    counts as done once the store has its outcome, so after a crash an outcome may be there twice. ``progress``:
+    True shows a progress bar, False neither a bar nor a line a minute in the log; None shows the bar in a terminal
+    and in a notebook (needs the extra ``progress``). ``deadline_s``: the last resort, after which a batch without a
+    server's answer is LOST and replayed. ``lease_s``: time after a driver's death until the server drops its
+    pending records. ``environment``: replaces Spark, server and clock in tests.
     """
 
     name: Required[str]
     checkpoint: str | os.PathLike[str] | CheckpointStore | None
     dead_letters: str | os.PathLike[str] | DeadLetterStore | Callable[[list[DeadLetter]], object] | None
-    retry: Retry
+    retry: RetryPolicy
     max_dead_share: float
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] | Guarantee
     commit_interval_s: float
     group: Assignment | None
     held: bool
     message_timeout_s: float | None
-    batch_records: int
+    tracking: bool
+    track: str | Column | Callable[[pa.RecordBatch], Any] | None
+    batch_records: int | None
+    concurrency: int
     max_uncommitted: int | None
     max_uncommitted_per_partition: int | None
     partitions: int | None
     listener: Listener | None
+    outcomes: OutcomeStore | None
+    progress: bool | None
     deadline_s: float
     lease_s: float
     environment: Environment | None
@@ -77,23 +113,28 @@ class CommonOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``CommonOptions`` with their defaults, checked."""
+    """``CommonOptions`` with their defaults, checked. A path is one of a local file."""
 
     name: str
     checkpoint: Path | CheckpointStore | None = None
     dead_letters: Path | DeadLetterStore | None = None
-    retry: Retry = Retry()  # noqa: RUF009 (frozen)
+    retry: RetryPolicy = Retry()  # noqa: RUF009 (frozen)
     max_dead_share: float = 0.01
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     commit_interval_s: float = 0.0
     group: Assignment | None = None
     held: bool = True
     message_timeout_s: float | None = None
-    batch_records: int = 500_000
+    tracking: bool = True
+    track: str | Column | Callable[[pa.RecordBatch], Any] | None = None
+    batch_records: int | None = None
+    concurrency: int = 1
     max_uncommitted: int | None = None
     max_uncommitted_per_partition: int | None = None
     partitions: int | None = None
     listener: Listener = field(default_factory=Listener)
+    outcomes: OutcomeStore | None = None
+    progress: bool | None = None
     deadline_s: float = 300.0
     lease_s: float = 30.0
     environment: Environment | None = None
@@ -106,9 +147,11 @@ class Options:
         if unknown:
             known = ", ".join(CommonOptions.__annotations__)
             raise TypeError(f"{unknown[0]}: there is no such option of a source; there are {known}")
+        if options.get("dead_letters") == LOG:
+            options["dead_letters"] = DeadLetterLog()
         for store in ("checkpoint", "dead_letters"):
             if isinstance(options.get(store), str | os.PathLike):
-                options[store] = Path(options[store])
+                options[store] = _store_at(store, os.fspath(options[store]))
         if callable(letters := options.get("dead_letters")) and not isinstance(letters, DeadLetterStore):
             options["dead_letters"] = DeadLetterCall(letters)
         if options.get("listener") is None:
@@ -120,19 +163,14 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise ValueError("name: give the source a name, like name='orders'; checkpoints, logs and metrics carry it")
-        if not isinstance(self.retry, Retry):
-            raise ValueError(f"retry={self.retry!r}: give a Retry, like Retry(max_retries=3)")
-        if not isinstance(self.listener, Listener):
-            raise ValueError(
-                f"listener={self.listener!r}: give a Listener (a subclass that overrides what it wants to see)"
-            )
+        self._check_ports()
         if not 0 <= self.max_dead_share <= 1:
             raise ValueError(f"max_dead_share={self.max_dead_share}: give a share from 0 to 1 (1: never stop)")
-        _check_count("batch_records", self.batch_records)
-        for option in ("max_uncommitted", "max_uncommitted_per_partition", "partitions"):
+        _check_count("concurrency", self.concurrency)
+        for option in ("batch_records", "max_uncommitted", "max_uncommitted_per_partition", "partitions"):
             if getattr(self, option) is not None:
                 _check_count(option, getattr(self, option))
-        if self.open_max < self.batch_records:
+        if self.batch_records is not None and self.open_max < self.batch_records:
             raise ValueError(
                 f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"
                 " would fit"
@@ -142,6 +180,7 @@ class Options:
         check_seconds("lease_s", self.lease_s)
         if not 0 <= self.commit_interval_s < float("inf"):
             raise ValueError(f"commit_interval_s={self.commit_interval_s}: give seconds; 0 commits with each batch")
+        self._check_tracking()
         self._check_held()
         self._check_paths()
         self._check_guarantee()
@@ -153,7 +192,13 @@ class Options:
         while some records wait for their replay. Unlimited if each partition has its own limit."""
         if self.max_uncommitted is not None:
             return self.max_uncommitted
-        return 10 * self.batch_records if self.max_uncommitted_per_partition is None else UNLIMITED
+        records = LARGEST if self.batch_records is None else self.batch_records
+        return 10 * records if self.max_uncommitted_per_partition is None else UNLIMITED
+
+    @property
+    def batch_retry(self) -> Retry:
+        """The delays of batches that failed as a whole. A ``RetryPolicy`` decides about single records."""
+        return self.retry if isinstance(self.retry, Retry) else Retry()
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -161,17 +206,45 @@ class Options:
         return time.monotonic if self.environment is None else self.environment.clock
 
     @property
-    def own_files(self) -> tuple[Path, ...]:
-        """The files that this source writes. They are therefore not part of its input."""
-        checkpoint = [self.checkpoint, *_beside(self.checkpoint)] if isinstance(self.checkpoint, Path) else []
-        return (*checkpoint, *([self.dead_letters] if isinstance(self.dead_letters, Path) else []))
+    def own_files(self) -> tuple[Path | str, ...]:
+        """The files, and the URLs of objects, that this source writes. They are therefore not part of its input."""
+        beside = _beside(self.checkpoint) if isinstance(self.checkpoint, Path) else ()
+        written = [self.checkpoint, *beside, self.dead_letters]
+        stored = [str(each) for each in written if isinstance(each, S3Checkpoint | DeadLetterObjects)]
+        return (*(each for each in written if isinstance(each, Path)), *stored)
+
+    def _check_ports(self) -> None:
+        if not isinstance(self.retry, RetryPolicy) or isinstance(self.retry, type):
+            raise ValueError(
+                f"retry={self.retry!r}: give a Retry, like Retry(max_retries=3), or an object with decide(attempts,"
+                " verdict, reason, origin)"
+            )
+        if not isinstance(self.listener, Listener):
+            raise ValueError(
+                f"listener={self.listener!r}: give a Listener (a subclass that overrides what it wants to see)"
+            )
+        if not isinstance(self.outcomes, OutcomeStore | None) or isinstance(self.outcomes, type):
+            raise ValueError(f"outcomes={self.outcomes!r}: give a KafkaTopic, or another OutcomeStore")
+        if self.progress not in (True, False, None):
+            raise ValueError(f"progress={self.progress!r}: give True, False, or None (a bar in a terminal or notebook)")
+
+    def _check_tracking(self) -> None:
+        if not isinstance(self.tracking, bool):
+            raise ValueError(f"tracking={self.tracking!r}: give True or False")
+        is_column = any(kind.__module__.startswith("pyspark.sql") for kind in type(self.track).__mro__)
+        is_text = isinstance(self.track, str) and bool(self.track.strip())
+        if not (self.track is None or is_text or is_column or callable(self.track)):
+            raise ValueError(
+                f"track={self.track!r}: give a condition, like track='qty > 100', a Column, or a function that takes a"
+                " pyarrow.RecordBatch and returns a boolean for each of its rows"
+            )
+
+        if self.track is not None and not self.held:
+            raise ValueError(
+                "track with held=False: untracked records would be LOST and replayed; leave one of the two out"
+            )
 
     def _check_held(self) -> None:
-        if self.held and self.message_timeout_s is not None:
-            raise ValueError(
-                f"message_timeout_s={self.message_timeout_s} with held batches: these end when they are settled, not by"
-                " the clock; leave it out, or give held=False for records that are handed on to another job"
-            )
         if not self.held and self.message_timeout_s is None:
             raise ValueError(
                 "held=False: give message_timeout_s, after which a record that was handed on and not acked is replayed"
@@ -191,6 +264,11 @@ class Options:
             return
         if not isinstance(self.group, Assignment):
             raise ValueError(f"group={self.group!r}: give the membership of a group (an Assignment)")
+        if self.concurrency > 1:
+            raise ValueError(
+                f"concurrency={self.concurrency} with a group: partitions change hands between batches, when none is"
+                " open; leave one of the two out"
+            )
         if not isinstance(self.checkpoint, SharedCheckpointStore):
             given = str(self.checkpoint) if isinstance(self.checkpoint, Path) else self.checkpoint
             raise ValueError(
@@ -204,10 +282,10 @@ class Options:
             if path is None or isinstance(path, store):
                 continue
             if not isinstance(path, Path):
-                either = "the path of a file, a function" if option == "dead_letters" else "the path of a file"
+                either = "the path of a file, 'log', a function" if option == "dead_letters" else "the path of a file"
                 raise ValueError(f"{option}={path!r}: give {either}, or a {store.__name__}")
-            if advice := to_mount(str(path)):
-                raise ValueError(f"{option}={str(path)!r} is a URL, and {option} is a local path: {advice}")
+            if advice := instead_of_url(str(path)):
+                raise ValueError(f"{option}={str(path)!r} is a URL that nothing is written to: {advice}")
             if path.is_dir():
                 raise ValueError(f"{option}={str(path)!r} is a directory: give a file in it")
             folder = path.absolute().parent
@@ -229,6 +307,11 @@ def check_order(ordered_by: object, key: str, options: Options) -> None:
             f"ordered_by={ordered_by!r} with guarantee={options.guarantee.value!r}: nothing is tried again then, so"
             " nothing waits for an earlier record; leave ordered_by out"
         )
+    if ordered_by is not None and options.track is not None:
+        raise ValueError(
+            f"ordered_by={ordered_by!r} with track: an untracked record has no outcome that later ones of its key could"
+            " wait for; leave one of the two out"
+        )
 
 
 def checkpoint_store(options: Options) -> CheckpointStore | None:
@@ -239,6 +322,22 @@ def checkpoint_store(options: Options) -> CheckpointStore | None:
 def dead_letter_store(options: Options) -> DeadLetterStore | None:
     """Return the store of the option ``dead_letters``."""
     return DeadLetterFile(options.dead_letters) if isinstance(options.dead_letters, Path) else options.dead_letters
+
+
+def _store_at(option: str, path: str) -> Path | CheckpointStore | DeadLetterStore:
+    """Return the store that an option's path or URL names; a path for a local file."""
+    url = url_of(path)
+    if url is None:
+        return Path(local_path(path))
+    if option == "dead_letters":
+        return DeadLetterObjects(path)
+    if url.scheme == "s3":
+        return S3Checkpoint(path)
+    raise ValueError(
+        f"checkpoint={url.shown!r}: a checkpoint needs writes that depend on what they replace, so that two drivers"
+        " notice each other, and the acker has them for s3:// alone: give a file on a volume, s3://bucket/key, a"
+        " checkpoint in ZooKeeper or Kafka, or a CheckpointStore of your own"
+    )
 
 
 def _guarantee(given: object) -> Guarantee:

@@ -2,7 +2,7 @@
 
 Decides the order of the actions: first a record gets its outcome, then the anchors that another job handed on with
 the record are acked. A record counts as done only after its dead letter is on disk. ``records.in_flight`` decides what
-an outcome means for a record.
+an outcome means for a record, and ``listeners`` who hears of its end.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import logging
 
 import numpy as np
 
-from acker_client.cluster.watched import WatchResult
+from acker_client.cluster.watched import WatchResult, only
 from acker_client.error_text import shorten
 from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.batches import Batches
 from acker_client.source.engine.dead_lettering import DeadLettering
 from acker_client.source.engine.environment import Environment
+from acker_client.source.engine.listeners import Listeners
 from acker_client.source.engine.options import Options
 from acker_client.source.engine.partitions import Partitions
 from acker_client.source.engine.upstream import UpstreamTrees
 from acker_client.source.engine.watcher import Watching
 from acker_client.source.records.in_flight import Effects, Failures, InFlight, excusing
-from acker_client.source.records.listener import Emissions, Listener
 from acker_client.source.records.parts import Lookup
 from acker_client.source.records.tracker import RecordNumbers
 from acker_protocol.ids import Column
+from acker_protocol.messages import Cause, Outcomes
 
 log = logging.getLogger("acker_client.source")
 
@@ -43,6 +45,8 @@ class RunOutcomes:
         in_flight: InFlight,
         partitions: Partitions,
         dead_lettering: DeadLettering,
+        listeners: Listeners,
+        batches: Batches,
         watching: Watching,
         upstream: UpstreamTrees | None,
     ) -> None:
@@ -52,59 +56,67 @@ class RunOutcomes:
         self._in_flight = in_flight
         self._partitions = partitions
         self._dead_lettering = dead_lettering
+        self._listeners = listeners
+        self._batches = batches
         self._watching = watching
         self._upstream = upstream
-        listener = options.listener
-        self._hears_acks = getattr(listener.on_ack, "__func__", None) is not Listener.on_ack
         # Numbers of batches whose outcomes have all arrived.
         self._settled: set[int] = set()
 
     # -- from the watcher
 
-    def take_outcomes(self, wait_s: float, batch: Batch | None = None) -> bool:
-        """Take all outcomes that have arrived, and wait up to ``wait_s`` for the first. ``batch``: the open batch.
-        Returns whether a server has lost ``batch``."""
+    def take_outcomes(self, wait_s: float) -> None:
+        """Take all outcomes that have arrived, and wait up to ``wait_s`` for the first."""
         self._environment.check()
         if self._upstream is not None:
             self._upstream.send()
         watched = self._watching.next_result(wait_s)
         while watched is not None:
-            self._apply_watched(watched, batch)
+            self._apply_watched(watched)
             watched = self._watching.next_result(0.0)
-        return batch is not None and batch.is_lost
 
     def await_batch(self, batch: Batch) -> None:
         """Take outcomes until the batch has all of its outcomes, but no longer than the source's ``deadline_s``."""
         deadline_s = self._environment.clock() + self._options.deadline_s
         while batch.number not in self._settled and self._environment.clock() < deadline_s:
-            self.take_outcomes(LOOK_S, batch)
+            self.take_outcomes(LOOK_S)
 
     def forget_batch(self, number: int) -> None:
         """Forget that the outcomes of a batch have all arrived."""
         self._settled.discard(number)
 
-    def _apply_watched(self, watched: WatchResult, batch: Batch | None) -> None:
+    def _apply_watched(self, watched: WatchResult) -> None:
         self._settled.update(watched.settled)
-        if batch is not None and batch.number in watched.interrupted:
-            batch.is_lost = True
+        for batch in self._batches.open_batches:
+            batch.is_lost |= batch.number in watched.interrupted
         self._in_flight.counts.differed += watched.differed
         self._in_flight.counts.saved += watched.saved
         if len(watched.absent):
             self._end_absent(watched.absent)
-        if len(watched.outcomes):
-            is_broken = batch is not None and batch.is_broken
-            outcomes = watched.outcomes
-            if batch is not None and batch.unfinished_because:
-                outcomes = excusing(outcomes, batch.unfinished_because)
-            effects = self._in_flight.apply_outcomes(outcomes, self._environment.clock(), is_broken=is_broken)
-            self._follow(effects, batch)
+        left = watched.outcomes
+        for batch in self._batches.open_batches:
+            # For the outcomes of all other batches it does not matter which batch they belong to.
+            if len(left) and (batch.is_broken or batch.unfinished_because):
+                own = self._in_flight.tracker.are_of(left.root_ids, batch.emitted)
+                self._apply_outcomes(only(left, own), batch)
+                left = only(left, ~own)
+        self._apply_outcomes(left, None)
+
+    def _apply_outcomes(self, outcomes: Outcomes, batch: Batch | None) -> None:
+        """Apply outcomes. ``batch``: the batch that they are of, if that matters."""
+        if not len(outcomes):
+            return
+        if batch is not None and batch.unfinished_because:
+            outcomes = excusing(outcomes, batch.unfinished_because)
+        broken_as = None if batch is None else batch.broken_as
+        self._follow(self._in_flight.apply_outcomes(outcomes, self._environment.clock(), broken_as), batch)
 
     # -- without the watcher
 
     def lose_batch(self, batch: Batch, why: str, now: float) -> None:
         """Give LOST to the emissions of a batch that have no outcome."""
         start, stop = batch.emitted.start, batch.emitted.stop
-        self._follow(self._in_flight.lose(start, stop, why, now, is_broken=batch.is_broken), batch)
+        self._follow(self._in_flight.lose(start, stop, why, now, batch.broken_as), batch)
 
     def lose_silent(self, start: int, stop: int, now: float) -> None:
         """Give LOST to the emissions ``start <= number < stop`` that have no outcome after the end of their batch. If
@@ -120,52 +132,64 @@ class RunOutcomes:
         """Schedule retries in smaller pieces for the records of a batch that failed as a whole. Give up records that
         have spent their retries. ``is_last``: the run ends, so no retry is announced."""
         broken = Failures.merged(batch.broken, why)
-        spent = self._in_flight.isolate(broken, batch.depth, now) if self._options.guarantee.retries else broken
+        spent = self._isolate(batch, broken, now) if self._options.guarantee.retries else broken
         retried = broken.without(spent.records)
         if len(retried) and not is_last:
-            self._options.listener.on_retry(self._emissions_of(retried))
+            self._listeners.report_retried(retried, is_counted=batch.records == 1)
         self._give_up(spent)
+
+    def _isolate(self, batch: Batch, broken: Failures, now: float) -> Failures:
+        is_alone = batch.records == 1
+        if not batch.has_timed_out:
+            return self._in_flight.isolate(broken, batch.depth, now, is_alone=is_alone)
+        # The cause is probably a record that no task has reported as read, because tasks report at their end. A second
+        # try of the whole batch would take as long as the first.
+        unread = Failures.merged([part.because(Cause.UNREAD) for part in batch.broken], "").records
+        return self._in_flight.isolate(broken, max(1, batch.depth), now, is_alone=is_alone, suspects=unread)
 
     def write_letters(self) -> None:
         """Write the letters of all records that have spent their retries."""
         if not self._dead_lettering.has_queued:
             return
-        # The share of dead letters depends on the number of finished records, so these must be counted first.
-        self._partitions.retire_finished()
         spent = self._dead_lettering.write_queued(self._environment.wall())
         self._fail_upstream(spent)
-        self._options.listener.on_dead_letter(self._emissions_of(spent), spent)
+        self._listeners.report_dead(spent)
+        self._lookup.parts.count_dead(spent.records)
+        self._in_flight.finish_dead(spent.records)
 
     # -- effects of outcomes
 
     def _follow(self, effects: Effects, batch: Batch | None) -> None:
-        listener = self._options.listener
-        self._ack_upstream(effects.acked)
-        # Most outcomes are acks, so they are copied only for a listener that overrides `on_ack`.
-        if self._hears_acks and effects.is_acked.any():
-            listener.on_ack(Emissions(effects.acked, effects.acked_roots, self._lookup))
+        acked = effects.acked
+        with self._listeners.reported(acked):
+            self._ack_upstream(acked)
+            if self._listeners.hears_acks and len(acked):
+                self._listeners.report_acked(acked, effects.acked_roots)
         if not len(effects.failures):
             return
         self._dead_lettering.log_tracebacks(effects.failures.reasons)
-        listener.on_fail(self._emissions_of(effects.failures), effects.failures)
+        self._listeners.report_failed(effects.failures)
         if batch is not None and len(effects.broken):
             batch.broken.append(effects.broken)
         if len(retried := effects.retried):
-            listener.on_retry(self._emissions_of(retried))
+            self._listeners.report_retried(retried)
         self._give_up(effects.spent)
 
     def _end_absent(self, roots: Column) -> None:
-        """Count records that do not exist as done: a read task has covered their numbers and found no such record."""
+        """Count records as done that do not exist, or are untracked: a read task has covered their numbers without an
+        init."""
         absent = self._in_flight.end_absent(roots)
-        log.debug("%d records do not exist", len(absent.records))
-        self._ack_upstream(absent.records)
-        self._options.listener.on_absent(Emissions(absent.records, absent.roots, self._lookup))
+        log.debug("%d records do not exist or are untracked", len(absent.records))
+        with self._listeners.reported(absent.records):
+            self._ack_upstream(absent.records)
+            self._listeners.report_absent(absent.records, absent.roots)
 
     def _give_up(self, spent: Failures) -> None:
         """Queue records without retries left for the dead letters; count them as done in a source without retries."""
         if len(spent) and not self._options.guarantee.retries:
-            self._in_flight.let_go(spent.records)
             self._fail_upstream(spent)
+            self._listeners.report_dropped(spent)
+            self._in_flight.let_go(spent.records)
             records = "1 record" if len(spent) == 1 else f"{len(spent)} records"
             log.warning("%s not acked, and not tried again: %s", records, shorten(spent.reason(0)))
         elif len(spent):
@@ -186,6 +210,3 @@ class RunOutcomes:
         self._upstream.fail_anchors(
             (each, why) for handed, why in zip(taken_up, reasons, strict=True) for each in handed
         )
-
-    def _emissions_of(self, failures: Failures) -> Emissions:
-        return Emissions(failures.records, failures.roots, self._lookup)

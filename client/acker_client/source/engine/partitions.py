@@ -16,6 +16,7 @@ from acker_client.clean_up import CleanUp
 from acker_client.source.engine.checkpointing import Checkpointing
 from acker_client.source.engine.dead_lettering import DeadLettering
 from acker_client.source.engine.environment import Environment
+from acker_client.source.engine.listeners import Listeners
 from acker_client.source.engine.options import UNLIMITED, Options
 from acker_client.source.errors import SourceError
 from acker_client.source.records.guarantee import Guarantee
@@ -51,6 +52,7 @@ class Partitions:
         lookup: Lookup,
         in_flight: InFlight,
         dead_lettering: DeadLettering,
+        listeners: Listeners,
     ) -> None:
         self._options = options
         self._environment = environment
@@ -59,6 +61,7 @@ class Partitions:
         self._lookup = lookup
         self._in_flight = in_flight
         self._dead_lettering = dead_lettering
+        self._listeners = listeners
         self._checkpointing = Checkpointing(options, self._input)
         # The partitions that the group has assigned; always empty without a group.
         self._owned: set[str] = set()
@@ -178,7 +181,7 @@ class Partitions:
         handover = group.poll()
         if handover.lost:
             # Count finished records before the drop: if they were counted afterwards, the input would get progress of
-            # lost partitions.
+            # lost partitions. All outcomes are taken: `Run.next_batch` hands them out first.
             self._parts.finish(self._in_flight.take_finished())
             self._drop_partitions(handover.lost)
         if handover.revoked:
@@ -198,6 +201,7 @@ class Partitions:
         self._owned.update(partitions)
         self._is_read = False
         log.info("assigned: %s", ", ".join(partitions))
+        self._options.listener.on_assign(partitions)
 
     def _begin_at(self, committed: Mapping[str, Committed]) -> None:
         done = {partition: each.done for partition, each in committed.items()}
@@ -225,8 +229,9 @@ class Partitions:
     # -- finished records
 
     def commit_if_due(self, now: float) -> None:
-        """Write the checkpoint if it is due."""
-        if self._checkpointing.is_due(now):
+        """Write the checkpoint if it is due and all outcomes are taken. A commit may drop partitions, whose finished
+        records have to be retired before."""
+        if not self._listeners.has_untaken and self._checkpointing.is_due(now):
             self.commit()
 
     def commit(self) -> Sequence[str]:
@@ -237,7 +242,10 @@ class Partitions:
         return fenced
 
     def retire_finished(self) -> None:
-        """Count finished records as done in their partitions, and drop them from memory."""
+        """Count finished records as done in their partitions, and drop them from memory. Does nothing as long as
+        outcomes wait to be taken."""
+        if self._listeners.has_untaken:
+            return
         self._parts.finish(self._in_flight.take_finished())
         done_below = self._in_flight.compact()
         self._parts.forget_parts(done_below)

@@ -28,7 +28,7 @@ COUNTERS = {
     "lost": ("acker_source_lost", "Emissions that a failed job or a lost server interrupted."),
     "replayed": ("acker_source_replayed", "Emissions beyond the first of a record."),
     "dead_lettered": ("acker_source_dead_lettered", "Records that spent their retries, and are in the dead letters."),
-    "absent": ("acker_source_absent", "Records that were planned, but do not exist."),
+    "absent": ("acker_source_absent", "Records that do not exist, or are untracked."),
     "revoked": ("acker_source_revoked", "Open records whose partition went to another source."),
     "dropped": ("acker_source_dropped", "Records that were not acked, and are not retried."),
     "batches": ("acker_source_batches", "Batches handed out."),

@@ -15,6 +15,7 @@ from acker_client.cluster.scope import BatchScope
 from acker_client.errors import RETRYABLE, AckerError, Overloaded, Rejected, UnknownBatch
 from acker_client.pins import Pin
 from acker_client.source.engine.environment import Environment
+from acker_client.source.engine.no_servers import NoServers
 from acker_client.source.errors import SourceError
 from acker_protocol.messages import Settlement
 
@@ -27,20 +28,33 @@ TRY_S = 1.0
 SILENT_S = 10.0
 
 
-class ServerBatches:
-    """The batches of one session, one at a time."""
+class NoRoom(Exception):
+    """The servers have no room for a batch now, or do not answer. Settling another batch may make room."""
 
-    def __init__(self, client: AckerClient, environment: Environment, deadline_s: float) -> None:
+
+class ServerBatches:
+    """The batches of one session."""
+
+    def __init__(self, client: AckerClient | NoServers, environment: Environment, deadline_s: float) -> None:
         self._client = client
         self._environment = environment
         self._deadline_s = deadline_s
 
     def reserve_batch(
-        self, scope: BatchScope, up_to: int, *, held: bool = True, message_timeout_s: float | None = None
-    ) -> Pin:
-        """Open a batch of at most ``up_to`` records, and return where its roots live. Waits up to the deadline while a
-        server has no room (backpressure) or is away."""
-        deadline_s = self._environment.clock() + self._deadline_s
+        self,
+        scope: BatchScope,
+        up_to: int,
+        *,
+        held: bool = True,
+        message_timeout_s: float | None = None,
+        waits: bool = True,
+    ) -> Pin | None:
+        """Open a batch of at most ``up_to`` records, and return where its roots live (None: tracking is off).
+
+        Waits up to the deadline while a server has no room (backpressure) or is away. ``waits``: False raises
+        ``NoRoom`` instead, after ``TRY_S``.
+        """
+        deadline_s = self._environment.clock() + (self._deadline_s if waits else 0.0)
         while True:
             budget_s = min(self._client.settings.budget_s, max(TRY_S, deadline_s - self._environment.clock()))
             try:
@@ -55,6 +69,8 @@ class ServerBatches:
             except Rejected as error:
                 _raise_refused(error, up_to)
             except RETRYABLE as error:
+                if not waits:
+                    raise NoRoom from error
                 if self._environment.clock() >= deadline_s:
                     _raise_given_up(error, up_to, self._deadline_s)
                 log.warning("batch %d is not open yet: %s", scope.number, error)

@@ -51,14 +51,24 @@ class Settling:
         # Settled batches that are not held, whose roots may still be pending: (time of the clock at which these are
         # LOST, batch number, first emission, emission after the last). Holds no ``Batch``: that would keep its frame.
         self._outlived: deque[tuple[float, int, int, int]] = deque()
+        # Folders that the log has named already.
+        self._named_folders = set[str]()
         self._broken_in_a_row = 0
         self._was_without_evidence = False
 
-    def settle_batch(self, batch: Batch, error: BaseException | None = None) -> None:
-        """End a batch as *done*, or as *abandon* if its work failed (``error``, an exception in a sink, or missing
-        evidence). Raises the failure if the program is at fault, because then no retry helps."""
-        self._outcomes.take_outcomes(0.0, batch)
-        self._judge(batch, error)
+    def end_work(self, batch: Batch, error: BaseException | None = None) -> None:
+        """Find out whether the work on a batch is done. An ``error``, an exception in a sink or missing evidence means
+        that it is not. Call it in the thread that worked on the batch."""
+        evidence = batch.evidence
+        # The judge may run a job, so the timeout must be stopped after it.
+        batch.error = error or batch.error or (None if evidence is None else evidence.judge())
+        self._batches.stop_timeout(batch)
+
+    def settle_ended(self, batch: Batch) -> None:
+        """End a batch as *done*, or as *abandon* if its work failed. Call it after ``end_work``. Raises the failure if
+        the program is at fault, because then no retry helps."""
+        self._outcomes.take_outcomes(0.0)
+        self._note_evidence(batch)
         settlement = Settlement.DONE
         if batch.error is not None:
             settlement = Settlement.ABANDON
@@ -66,9 +76,7 @@ class Settling:
             self._refuse_hopeless(batch, batch.error)
         else:
             self._was_without_evidence = False
-        is_settled = self._server_batches.settle_at_servers(
-            batch.number, settlement, lambda: self._outcomes.take_outcomes(0.0, batch)
-        )
+        is_settled = self._server_batches.settle_at_servers(batch.number, settlement, lambda: self._is_lost(batch))
         self._finish_batch(batch, is_settled)
         # Must come after the outcomes of the batch: its good records count in the share of dead letters.
         self._outcomes.write_letters()
@@ -76,13 +84,14 @@ class Settling:
         self._partitions.commit_if_due(self._environment.clock())
         self._check_breaking(batch)
 
-    def abandon_batch(self, batch: Batch) -> None:
-        """End the last batch of a loop that the user has left, as *abandon* unless ``batch.done()`` was called.
+    def abandon_batch(self, batch: Batch, why: str) -> None:
+        """End a batch that is open when the run ends, as *abandon* unless ``batch.done()`` was called.
 
-        Records that are not acked stay open. This costs them no retry, because the reason for leaving is not known.
+        Records that are not acked stay open. This costs them no retry: they may have nothing to do with ``why``.
         """
-        error = None if batch.is_done else SourceError("the loop over the batches was left before batch.done()")
-        self._judge(batch, error)
+        error = None if batch.is_done else SourceError(why)
+        self.end_work(batch, error)
+        self._note_evidence(batch)
         settlement = Settlement.DONE if batch.error is None else Settlement.ABANDON
         self._finish_batch(batch, self._server_batches.settle_at_servers_once(batch.number, settlement), is_last=True)
 
@@ -97,22 +106,43 @@ class Settling:
             self._outcomes.lose_silent(start, stop, now)
             self._server_batches.forget_batch(number)
 
-    def _judge(self, batch: Batch, error: BaseException | None) -> None:
-        record = batch.frame.evidence
-        batch.error = error or batch.error or record.judge()
+    def _note_evidence(self, batch: Batch) -> None:
         if batch.error is None:
-            self._batches.keep_output()
-        batch.unfinished_because = record.unfinished_because
-        # Must come before the settlement: afterwards the outcomes of all servers count.
-        self._server_batches.leave_out_servers(batch.number, record.without)
-        self._counts.short_of_replicas += bool(record.without)
+            self._batches.keep_output(batch)
+        if (evidence := batch.evidence) is not None:
+            batch.unfinished_because = evidence.unfinished_because
+            # Must come before the settlement: afterwards the outcomes of all servers count.
+            without = evidence.without
+            self._server_batches.leave_out_servers(batch.number, without)
+            self._counts.short_of_replicas += bool(without)
+            if self._options.group is not None:
+                self._warn_of_folders(batch, evidence.folders)
+
+    def _warn_of_folders(self, batch: Batch, folders: frozenset[str]) -> None:
+        """Log the folders into which other drivers of the group may write, too: no driver sees the jobs of another."""
+        shared = {folder for folder in folders - self._named_folders if batch.id not in folder}
+        self._named_folders |= shared
+        for folder in sorted(shared):
+            log.warning(
+                "files were written into %s, and this source is in a group: if another driver writes there at the same"
+                " time, Spark may lose files of both without an error; use write_parquet, or give each driver a folder"
+                " of its own",
+                folder,
+            )
+
+    def _is_lost(self, batch: Batch) -> bool:
+        self._outcomes.take_outcomes(0.0)
+        return batch.is_lost
 
     def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
         """Raise ``error`` when the program is at fault. Another try would only cost the records their retries."""
         blame = self._environment.blame(error)
+        # The program is not to blame for evidence that is missing because its jobs were cancelled.
+        if blame is Blame.EVIDENCE and batch.has_timed_out:
+            blame = Blame.WORK
         is_hopeless = (
             blame is Blame.CODE
-            or (blame is Blame.MISTAKE and not batch.frame.evidence.has_run)
+            or (blame is Blame.MISTAKE and not (batch.evidence and batch.evidence.has_run))
             or (blame is Blame.EVIDENCE and self._was_without_evidence)
         )
         self._was_without_evidence = blame is Blame.EVIDENCE
@@ -128,25 +158,21 @@ class Settling:
         if is_settled:
             self._outcomes.await_batch(batch)
         if is_settled and batch.error is None and self._outlives(batch):
-            self._batches.release_batch()
+            self._batches.release_batch(batch)
             return
-        why = (
-            "the servers did not settle the batch"
-            if batch.error is None
-            else f"the batch failed: {shorten(batch.error)}"
-        )
+        why = _why_open(batch)
         now = self._environment.clock()
         self._outcomes.lose_batch(batch, why, now)
         self._server_batches.forget_batch(batch.number)
         self._outcomes.forget_batch(batch.number)
         self._outcomes.isolate_records(batch, why, now, is_last=is_last)
-        self._batches.release_batch()
+        self._batches.release_batch(batch)
 
     def _outlives(self, batch: Batch) -> bool:
         """Return whether roots of the *done* batch may still be pending because the batch is not held. Losing a
         server changes nothing: another replica may have the batch, and if none has, the roots were reported LOST."""
         timeout_s = self._options.message_timeout_s
-        if timeout_s is None:
+        if self._options.held or timeout_s is None:
             return False
         # Within the timeout, a server ends each root that a task has initialised. It reports nothing about the others.
         until_s = self._environment.clock() + timeout_s + self._options.deadline_s
@@ -168,4 +194,15 @@ class Settling:
                 " compute or write to, and start again; nothing is lost, what is not done is read again"
             ) from batch.error
         if self._broken_in_a_row > PIECES:
-            self._environment.sleep(self._options.retry.delay_s(self._broken_in_a_row - PIECES, self._environment.draw))
+            self._environment.sleep(
+                self._options.batch_retry.delay_s(self._broken_in_a_row - PIECES, self._environment.draw)
+            )
+
+
+def _why_open(batch: Batch) -> str:
+    """Return why records of an ended batch have no outcome."""
+    if batch.error is None:
+        return "the servers did not settle the batch"
+    if batch.has_timed_out:
+        return f"the batch took longer than message_timeout_s={batch.timed_out_after_s:g}: {shorten(batch.error)}"
+    return f"the batch failed: {shorten(batch.error)}"

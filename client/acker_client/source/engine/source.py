@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.batch_threads import BatchThreads
 from acker_client.source.engine.environment import Environment, spark_environment
 from acker_client.source.engine.options import Options
 from acker_client.source.engine.run import Run
 from acker_client.source.errors import SourceError
 from acker_client.source.records.input import Input
+from acker_client.source.records.outcome import RecordOutcome
+from acker_client.source.records.progress import Progress
 from acker_client.source.records.summary import Counts, Summary
 
 if TYPE_CHECKING:
@@ -47,6 +50,14 @@ class Source:
         Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do. Raises the failure
         itself if the program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``).
         """
+        if self.options.concurrency > 1:
+            raise ValueError(
+                f"concurrency={self.options.concurrency} with batches(): a loop works on one batch at a time; use"
+                " run(spark, process), or leave concurrency out"
+            )
+        return self._batches(spark)
+
+    def _batches(self, spark: Any) -> Generator[Batch, None, None]:
         with self._begin_run(spark) as run:
             while (batch := run.next_batch()) is not None:
                 try:
@@ -65,20 +76,38 @@ class Source:
         (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or two batches in a row without evidence of a
         write), the run ends at once with that error. Nothing is lost, and no record uses up a retry.
         """
-        if not callable(process):
-            raise TypeError(f"run(spark, {process!r}): give a function that takes a Batch, like run(spark, process)")
-        with self._begin_run(spark) as run:
-            while (batch := run.next_batch()) is not None:
-                try:
-                    process(batch)
-                except Exception as error:  # noqa: BLE001  # the user's job may raise anything
-                    run.settle_batch(batch, error)
-                except BaseException:
-                    run.abandon_batch(batch)
-                    raise
-                else:
-                    run.settle_batch(batch)
+        _check_process("run", process)
+        with self._begin_run(spark) as run, self._batch_threads(run, process) as advance:
+            while not run.is_over:
+                advance()
         return self.summary()
+
+    def outcomes(self, spark: SparkSession, process: Callable[[Batch], object]) -> Generator[RecordOutcome, None, None]:
+        """Run the source like ``run``, and yield how each try of a record ended: exactly one final outcome for each
+        record that gets its answer, and one for each try before that.
+
+        The run goes on when the loop asks for the next outcome: the next batch begins when all outcomes of the last one
+        are taken, so no more than those wait in memory. A record counts as done when the loop has asked for the outcome
+        after its final one. So if the loop is left, or the driver dies, the next start reads the other records again,
+        and an outcome may come twice. Raises what ``run`` raises.
+        """
+        _check_process("outcomes", process)
+        return self._outcomes(spark, process)
+
+    def _outcomes(self, spark: Any, process: Callable[[Batch], object]) -> Generator[RecordOutcome, None, None]:
+        with self._begin_run(spark, streams=True) as run, self._batch_threads(run, process) as advance:
+            while not run.is_over:
+                advance()
+                yield from run.take_outcomes()
+
+    @contextmanager
+    def _batch_threads(self, run: Run, process: Callable[[Batch], object]) -> Iterator[Callable[[], None]]:
+        """Yield a function that opens and settles a batch, or some."""
+        if self.options.concurrency == 1:
+            yield lambda: _work(run, process)
+            return
+        with BatchThreads(run, process, self.options.concurrency) as threads:
+            yield threads.advance
 
     def stop(self) -> None:
         """End the current run, after the current batch and without waiting for replays. May be called from any thread
@@ -95,6 +124,12 @@ class Source:
             return Summary.of(self.options.name, Counts(), elapsed_s=0.0, checkpoint="not started")
         return self._run.summary()
 
+    def progress(self) -> Progress:
+        """Return what the current or latest run has done, and does now. It never changes. Any thread may ask, often."""
+        if self._run is None:
+            return Progress.of(Summary.of(self.options.name, Counts(), elapsed_s=0.0, checkpoint=""))
+        return self._run.progress()
+
     def collector(self) -> SourceCollector:
         """Return the metrics for Prometheus: ``prometheus_client.REGISTRY.register(source.collector())``. Needs the
         extra `metrics`."""
@@ -106,26 +141,36 @@ class Source:
         """Return the environment of this source's runs."""
         return self.options.environment or spark_environment()
 
-    def _begin_run(self, spark: Any) -> AbstractContextManager[Run]:
-        return _Running(self, spark)
+    def _begin_run(self, spark: Any, *, streams: bool = False) -> AbstractContextManager[Run]:
+        """Begin a run. ``streams``: its outcomes are taken, see ``Run``."""
+        return _Running(self, spark, streams)
 
-    def _new_run(self, spark: Any) -> Run:
+    def _new_run(self, spark: Any, streams: bool = False) -> Run:
         if self._is_running:
             raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
         input_, schema = self.input()
-        return Run(self.options, input_, schema, spark, self.environment(), is_stopping=lambda: self._is_stopping)
+        return Run(
+            self.options,
+            input_,
+            schema,
+            spark,
+            self.environment(),
+            is_stopping=lambda: self._is_stopping,
+            streams=streams,
+        )
 
 
 class _Running:
     """The one run that a source has at a time."""
 
-    def __init__(self, source: Source, spark: Any) -> None:
+    def __init__(self, source: Source, spark: Any, streams: bool) -> None:
         self._source = source
         self._spark = spark
+        self._streams = streams
 
     def __enter__(self) -> Run:
         self._source._is_stopping = False
-        run = self._source._new_run(self._spark)
+        run = self._source._new_run(self._spark, self._streams)
         run.__enter__()
         self._source._run, self._source._is_running = run, True
         return run
@@ -134,3 +179,26 @@ class _Running:
         self._source._is_running = False
         if self._source._run is not None:
             self._source._run.__exit__(kind, error, at)
+
+
+def _check_process(method: str, process: object) -> None:
+    if not callable(process):
+        raise TypeError(
+            f"{method}(spark, {process!r}): give a function that takes a Batch, like {method}(spark, process)"
+        )
+
+
+def _work(run: Run, process: Callable[[Batch], object]) -> None:
+    """Call ``process`` with the next batch, if there is one, and settle the batch."""
+    batch = run.next_batch()
+    if batch is None:
+        return
+    try:
+        process(batch)
+    except Exception as error:  # noqa: BLE001  # the user's job may raise anything
+        run.settle_batch(batch, error)
+    except BaseException:
+        run.abandon_batch(batch)
+        raise
+    else:
+        run.settle_batch(batch)

@@ -22,7 +22,9 @@ FORMATS = ("text", "json")
 class Files(Source):
     """Lines of files as a source.
 
-    ``paths``: a path, a pattern (``**`` too), or several. They are read in the order given, each pattern sorted.
+    ``paths``: a path, a pattern (``**`` too), or several. They are read in the order given, each pattern sorted. A path
+    may be a URL in an object store or distributed file system (``s3://``, ``gs://``, ``abfs://``, ``hdfs://``), or a
+    path in ``filesystem``, a filesystem of pyarrow.
     ``format``: "text" gives a row ``value string, path string, line bigint`` for each line. "json" parses each line as
     an object into the columns of ``schema`` (DDL text or ``StructType``); a line that does not fit is a record that
     fails. A line that is not valid UTF-8 fails too, and its reason tells the position. A ``.gz`` is unpacked while
@@ -40,6 +42,7 @@ class Files(Source):
         format: str = "text",
         schema: Any = None,
         follow_s: float | None = None,
+        filesystem: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(options_of(Files, options))
@@ -54,9 +57,17 @@ class Files(Source):
         self.format = format
         self.schema = schema
         self.follow_s = follow_s
+        self.filesystem = filesystem
 
     def input(self) -> tuple[Input[Any], Any]:
         parser: Parser = TextParser() if self.format == "text" else JsonParser(arrow_schema(self.schema))
         schema = TEXT_SCHEMA if self.format == "text" else self.schema
-        own_files, clock = self.options.own_files, self.options.clock
-        return FileInput(self.paths, parser, own_files=own_files, follow_s=self.follow_s, clock=clock), schema
+        input_ = FileInput(
+            self.paths,
+            parser,
+            filesystem=self.filesystem,
+            own_files=self.options.own_files,
+            follow_s=self.follow_s,
+            clock=self.options.clock,
+        )
+        return input_, schema

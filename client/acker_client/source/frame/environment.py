@@ -6,6 +6,7 @@ clear error. A stopped query ends the run at the next check. Imports Spark only 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ class PersistedFrame:
     def __init__(self, persisted: Any) -> None:
         self._persisted = persisted
         self._once: Any = None
+        self._lock = threading.Lock()
         pages = persisted.pages.partitions()
         self.counted: Mapping[int, tuple[int, int]] = {partition: each.total() for partition, each in pages.items()}
 
@@ -54,19 +56,21 @@ class PersistedFrame:
     def plan(self, spark: Any, plan: FramePlan) -> BatchFrame:
         """Plan the frame of a batch; used as ``Environment.frame``."""
         from acker_client.spark.commit_evidence.batch import Once
-        from acker_client.spark.driver.session import settings_of
+        from acker_client.spark.driver.session import settings_of_batch
         from acker_client.spark.operators.read_frame import frame_of_persisted
 
-        self._once = self._once or Once()
-        settings = replace(settings_of(spark), pins=(plan.pin,))
+        with self._lock:
+            self._once = self._once or Once()
         frame: BatchFrame = frame_of_persisted(
             self._persisted,
             name=plan.name,
             scope=plan.scope,
             slices=plan.slices,
-            settings=settings,
+            settings=settings_of_batch(spark, plan.pins),
             once=self._once,
             held=plan.held,
+            description=plan.description,
+            track=plan.track,
         )
         return frame
 

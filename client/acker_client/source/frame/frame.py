@@ -16,6 +16,7 @@ from acker_client.source.engine.source import Source
 from acker_client.source.errors import SourceError
 from acker_client.source.frame.environment import PersistedFrame, StreamingQuery, changed, frame_environment
 from acker_client.source.frame.input import FrameInput
+from acker_client.source.records.batch_size import LARGEST
 from acker_client.source.records.input import Input
 from acker_client.source.records.summary import Summary
 
@@ -42,7 +43,8 @@ class Frame(Source):
         storage_level: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(options_of(Frame, options))
+        # The user has chosen the size of a micro-batch.
+        super().__init__(options_of(Frame, {"batch_records": LARGEST, **options}))
         _key_names(key)
         self.df = df
         self.key = _checked_key(df, key, self.options.name)
@@ -60,7 +62,7 @@ class Frame(Source):
         return frame_environment(self._persisted, self._query)
 
     @contextmanager
-    def _begin_run(self, spark: Any) -> Iterator[Run]:
+    def _begin_run(self, spark: Any, *, streams: bool = False) -> Iterator[Run]:
         from acker_client.spark.driver.persisted import Persisted
 
         if self._is_running:
@@ -72,7 +74,7 @@ class Frame(Source):
                 persisted.persist()
                 self._persisted = PersistedFrame(persisted)
                 # In foreachBatch the active session is not the session of the micro-batch.
-                with super()._begin_run(self.df.sparkSession) as run:
+                with super()._begin_run(self.df.sparkSession, streams=streams) as run:
                     yield run
         except Exception as error:
             if (found := changed(error)) is not None:

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 from acker_client.source.errors import SourceError
 from acker_client.source.kafka.connection import (
-    FIRST_REMINDER_S,
     PAUSE_S,
-    Reminder,
     Unreachable,
     error_of,
     library,
@@ -26,6 +24,7 @@ from acker_client.source.kafka.connection import (
     new_consumer,
 )
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
+from acker_client.source.waiting import FIRST_REMINDER_S, Reminder
 
 log = logging.getLogger("acker_client.source.kafka")
 

@@ -9,69 +9,22 @@ request: ``broker``, ``reader`` and ``topic_writer`` do. This module can be impo
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 from acker_client.extras import missing
 from acker_client.source.errors import SourceError
 from acker_client.source.kafka.names import KafkaConnection
+from acker_client.source.waiting import OutOfReach
 
 log = logging.getLogger("acker_client.source.kafka")
 
 # The pause between two tries of a request.
 PAUSE_S = 0.05
-# When a line says that something waits for Kafka: the first time, and the time from there to the next line.
-FIRST_REMINDER_S, REMINDER_S = 10.0, 60.0
 
 
-class Unreachable(SourceError):
+class Unreachable(OutOfReach):
     """No broker has answered in time. It may answer again later."""
-
-
-class Reminder:
-    """Logs that ``what`` is awaited: after ``first_s`` seconds, and from then on once a minute."""
-
-    def __init__(
-        self, what: str, first_s: float = FIRST_REMINDER_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._what, self._clock, self._first_s = what, clock, first_s
-        self.restart()
-
-    def restart(self) -> None:
-        """Count from now on."""
-        self._since_s = self._clock()
-        self._due_s = self._since_s + self._first_s
-
-    def remind(self, trouble: str = "") -> None:
-        """Log a line if it is due. ``trouble``: the last error."""
-        now_s = self._clock()
-        if now_s >= self._due_s:
-            self._due_s = now_s + REMINDER_S
-            why = f" (last seen: {trouble})" if trouble else ""
-            log.warning("waiting for %s, for %.0f s so far%s", self._what, now_s - self._since_s, why)
-
-
-class Outage:
-    """Logs when ``what`` stops answering, once a minute until it answers, and when it answers again."""
-
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what = what
-        self._reminder = Reminder(what, REMINDER_S, clock)
-        self._why = ""
-
-    def note(self, why: str) -> bool:
-        """Note that it does not answer (``why``), or that it does (""). Returns whether it answers again."""
-        is_back = bool(self._why) and not why
-        if why and not self._why:
-            log.warning("%s; waiting for it", why)
-            self._reminder.restart()
-        elif why:
-            self._reminder.remind(why)
-        if is_back:
-            log.info("%s answers again", self._what.partition(" at ")[0])
-        self._why = why
-        return is_back
 
 
 def library() -> Any:

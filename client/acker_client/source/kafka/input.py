@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,9 +27,9 @@ from acker_client.source.kafka.broker import (
     Broker,
 )
 from acker_client.source.kafka.commits import Commit, Commits
-from acker_client.source.kafka.connection import Outage, Unreachable
+from acker_client.source.kafka.connection import Unreachable
 from acker_client.source.kafka.decoder import decoder_of
-from acker_client.source.kafka.keys import keys_of
+from acker_client.source.kafka.keys import keys_of, shown_keys_of
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_store import KafkaOffsets
 from acker_client.source.kafka.reader import ends_before, reader_of
@@ -48,6 +49,7 @@ from acker_client.source.records.balance import sliced
 from acker_client.source.records.input import Chosen, Committed, Mark, Observed, OrderKeys, Original, Plan
 from acker_client.source.records.ranges import Ranges
 from acker_client.source.records.stores import CheckpointStore
+from acker_client.source.waiting import Outage
 
 log = logging.getLogger("acker_client.source.kafka")
 
@@ -252,6 +254,9 @@ class KafkaInput:
     def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
         reader = reader_of(self.options.connection)
         return [original for each in chosen for original in originals_of(reader, each, self.options.decoding)]
+
+    def keys(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Any]:
+        return shown_keys_of(reader_of(self.options.connection), chosen)
 
     def are_there(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[bool]:
         reader = reader_of(self.options.connection)

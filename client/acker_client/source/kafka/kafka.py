@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack
 
 from acker_client.source.engine.environment import arrow_schema, spark_schema
 from acker_client.source.engine.given import options_of
-from acker_client.source.engine.options import CommonOptions, check_order
+from acker_client.source.engine.options import CommonOptions, Options, check_order
 from acker_client.source.engine.source import Source
 from acker_client.source.kafka.bounds import NO_BOUNDS, Bound, OffsetBounds
 from acker_client.source.kafka.connection import library
@@ -92,11 +92,11 @@ class Kafka(Source):
         )
         if is_in_kafka:
             self.options = replace(self.options, checkpoint=KafkaOffsets.of(wanted, connection))
-        letters = self.options.dead_letters
-        if isinstance(letters, KafkaTopic) and wanted.fits(letters.topic):
-            raise ValueError(f"dead_letters: topic {letters.topic!r} is read by this source: keep it out of {wanted}")
+        for option in ("dead_letters", "outcomes"):
+            _check_written(option, getattr(self.options, option), wanted)
         _check_option("null_values", null_values, ("emit", "skip"))
         check_order(ordered_by, "key", self.options)
+        _check_upstream(acks_upstream, self.options)
         if records_per_s is not None and not 0 < records_per_s < float("inf"):
             raise ValueError(f"records_per_s={records_per_s}: give records per second and partition, above 0")
         if not isinstance(values, RegisteredValues | None):
@@ -136,6 +136,19 @@ class Kafka(Source):
         return KafkaInput(replace(self.kafka, decoding=decoding)), spark_schema(schema_of(decoding))
 
 
+def _check_upstream(acks_upstream: bool, options: Options) -> None:
+    if acks_upstream and options.track is not None:
+        raise ValueError(
+            "acks_upstream=True with track: the other job's records would be ACKED for untracked records, which count"
+            " as done even if they were not processed; leave one of the two out"
+        )
+
+
 def _check_option(option: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise ValueError(f"{option}={value!r}: give one of {', '.join(map(repr, known))}")
+
+
+def _check_written(option: str, store: object, wanted: Topics) -> None:
+    if isinstance(store, KafkaTopic) and wanted.fits(store.topic):
+        raise ValueError(f"{option}: topic {store.topic!r} is read by this source: keep it out of {wanted}")

@@ -1,16 +1,17 @@
-"""Dead letters in a Kafka topic. All in-sync replicas have a letter before its record counts as done.
+"""Dead letters, or outcomes, in a Kafka topic. All in-sync replicas have one before its record counts as done.
 
-A message is the same line of JSON as in a file of dead letters. Its key is the origin of the record. A letter that does
-not fit into a message becomes several, each with a part of the value, so that nothing of the record is lost. A source
-that dies right after a write may write the same letters again, so a letter is written at least once.
+A letter is the same line of JSON as in a file of dead letters. Its key is the origin of the record. A letter that does
+not fit into a message becomes several, each with a part of the value, so that nothing of the record is lost. An outcome
+is a line of JSON whose key is the record's own, or else its origin. A source that dies right after a write may write
+the same messages again, so each is written at least once.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from acker_client.source.errors import SourceError
@@ -18,6 +19,7 @@ from acker_client.source.kafka.connection import library
 from acker_client.source.kafka.names import KafkaConnection
 from acker_client.source.kafka.topic_writer import TopicWriter
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
+from acker_client.source.records.outcome import RecordOutcome
 
 # The default of message.max.bytes, and the room for all parts of a message other than its key and value.
 MESSAGE_BYTES_MAX = 1_000_000
@@ -29,7 +31,8 @@ PART_BYTES_MIN = 4096
 
 
 class KafkaTopic:
-    """A topic as a ``DeadLetterStore``: ``dead_letters=KafkaTopic("orders.dead", bootstrap_servers=...)``.
+    """A topic for dead letters or outcomes: ``dead_letters=KafkaTopic("orders.dead", bootstrap_servers=...)``,
+    ``outcomes=KafkaTopic("orders.outcomes", bootstrap_servers=...)``.
 
     ``config``: settings of librdkafka (TLS, SASL, ``compression.type``). A value that does not fit into
     ``message.max.bytes`` comes in several letters of the same key: ``bytes`` holds its whole length, and ``from_byte``
@@ -46,7 +49,7 @@ class KafkaTopic:
     ) -> None:
         library()
         if not isinstance(topic, str) or not topic:
-            raise ValueError(f"topic={topic!r}: name the topic of dead letters")
+            raise ValueError(f"topic={topic!r}: name the topic")
         self.topic = topic
         self.connection = KafkaConnection.of(bootstrap_servers, "dead-letters", config, timeout_s)
         self._message_bytes_max = int((config or {}).get("message.max.bytes", MESSAGE_BYTES_MAX))
@@ -58,15 +61,26 @@ class KafkaTopic:
     def open(self) -> None:
         self._open_writer()
 
-    def write(self, letters: Iterable[DeadLetter]) -> None:
-        """Send ``letters`` and return when they are durable. Raises :class:`SourceError` if that fails."""
+    def write(self, written: Iterable[DeadLetter] | Iterable[RecordOutcome]) -> None:
+        """Send letters, or outcomes, and return when they are durable. Raises :class:`SourceError` if that fails."""
+        what = "dead letters"
+
+        def messages() -> Iterator[tuple[bytes, bytes]]:
+            nonlocal what
+            for each in written:
+                if isinstance(each, DeadLetter):
+                    yield from self._messages(each)
+                else:
+                    what = "outcomes"
+                    yield _key_of(each), _encoded(each.to_json())
+
         try:
-            self._open_writer().write(self.topic, chain.from_iterable(map(self._messages, letters)))
+            self._open_writer().write(self.topic, messages())
         except SourceError as error:
             # After a failed write the producer drops its messages, and may drop the next ones too. Use a new one.
             self._writer = None
             raise SourceError(
-                f"dead letters cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
+                f"{what} cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
                 " are read again at the next start"
             ) from None
 
@@ -84,7 +98,7 @@ class KafkaTopic:
 
     def _messages(self, letter: DeadLetter) -> Iterator[tuple[bytes, bytes]]:
         """Yield the letter as one message, or as several, each with a part of the value."""
-        key = ":".join(str(part) for part in letter.origin.values()).encode(errors="surrogatepass")[:KEY_BYTES_MAX]
+        key = _encoded(":".join(str(part) for part in letter.origin.values()))[:KEY_BYTES_MAX]
         room = self._message_bytes_max - len(key) - AROUND_BYTES
         text, value = _bytes_of(letter), _value_of(letter)
         is_whole = len(text) <= room and len(value) <= VALUE_BYTES_MAX
@@ -103,8 +117,20 @@ class KafkaTopic:
             start += count
 
 
+def _key_of(outcome: RecordOutcome) -> bytes:
+    """Return the record's own key as it was, so that the outcomes of a key stay in order; without one, its origin."""
+    key = outcome.key
+    if isinstance(key, Mapping):
+        return base64.b64decode(key["base64"])
+    return _encoded(outcome.where if key is None else str(key))
+
+
 def _bytes_of(letter: DeadLetter) -> bytes:
-    return letter.to_json().encode(errors="surrogatepass")
+    return _encoded(letter.to_json())
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
 
 
 def _value_of(letter: DeadLetter) -> bytes:

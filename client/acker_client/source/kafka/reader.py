@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from acker_client.source.errors import InputChanged, SourceError
 from acker_client.source.kafka.connection import (
-    Reminder,
     Unreachable,
     error_of,
     is_forbidden,
@@ -27,6 +26,7 @@ from acker_client.source.kafka.connection import (
     new_consumer,
 )
 from acker_client.source.kafka.names import At, KafkaConnection
+from acker_client.source.waiting import Reminder
 
 # A planned range exists already, so waiting for more data, or for room in the queue, only costs time.
 READING = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 5, "fetch.error.backoff.ms": 100}

@@ -13,8 +13,9 @@ from typing import Any
 from acker_client.error_text import shorten
 from acker_client.extras import missing
 from acker_client.source.errors import SourceError
-from acker_client.source.kafka.connection import FIRST_REMINDER_S, PAUSE_S, Reminder, Unreachable
+from acker_client.source.kafka.connection import PAUSE_S, Unreachable
 from acker_client.source.kafka.values import RegistryConnection
+from acker_client.source.waiting import FIRST_REMINDER_S, Reminder
 
 # Statuses of HTTP after which the same request may succeed.
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -38,9 +39,14 @@ class SchemaRegistry:
     Calls raise ``Unreachable`` after ``timeout_s``, and the library's error if the registry answers with one.
     """
 
-    def __init__(self, connection: RegistryConnection, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        connection: RegistryConnection,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.connection = connection
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._errors = library().SchemaRegistryError
         settings = {"timeout": FIRST_REMINDER_S, **dict(connection.config), "url": connection.url, "max.retries": 0}
         try:
@@ -87,7 +93,7 @@ class SchemaRegistry:
                     " check registry, and the security settings in its config"
                 )
             reminder.remind(why)
-            time.sleep(pause_s)
+            self._sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
 

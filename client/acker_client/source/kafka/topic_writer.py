@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from acker_client.source.kafka.connection import (
-    FIRST_REMINDER_S,
     PAUSE_S,
-    Reminder,
     error_of,
     is_forbidden,
     library,
     new_producer,
 )
 from acker_client.source.kafka.names import KafkaConnection
+from acker_client.source.waiting import FIRST_REMINDER_S, Reminder
 
 # A key and a value, either of which may be None, and headers.
 Message = tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -135,6 +136,9 @@ class KinesisInput:
         rows = [row for each in chosen for row in shown(each).select(["shard", "sequence_number"]).to_pylist()]
         schema = pa.schema([(name, pa.string()) for name in ("stream", "shard", "sequence_number")])
         return pa.RecordBatch.from_pylist([{"stream": self._name, **row} for row in rows], schema)
+
+    def keys(self, chosen: Sequence[Chosen[RecordPart]]) -> list[Any]:
+        return [key for each in chosen for key in shown(each).column("partition_key").to_pylist()]
 
     def originals(self, chosen: Sequence[Chosen[RecordPart]]) -> list[Original]:
         return [original for each in chosen for original in self._originals(shown(each))]

@@ -9,7 +9,8 @@ from acker_client.source.engine.environment import arrow_schema, spark_schema
 from acker_client.source.engine.given import options_of
 from acker_client.source.engine.options import CommonOptions
 from acker_client.source.engine.source import Source
-from acker_client.source.parquet.input import ParquetInput, schema_of
+from acker_client.source.parquet.input import ParquetInput
+from acker_client.source.parquet.places import schema_of
 from acker_client.source.paths import Paths
 from acker_client.source.records.input import Input
 
@@ -30,7 +31,13 @@ class Parquet(Source):
     """
 
     def __init__(
-        self, paths: Paths, *, schema: Any = None, follow_s: float | None = None, **options: Unpack[CommonOptions]
+        self,
+        paths: Paths,
+        *,
+        schema: Any = None,
+        follow_s: float | None = None,
+        filesystem: Any = None,
+        **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(options_of(Parquet, options))
         if follow_s is not None:
@@ -38,9 +45,16 @@ class Parquet(Source):
         self.paths = paths
         self.follow_s = follow_s
         self.schema = schema
+        self.filesystem = filesystem
 
     def input(self) -> tuple[Input[Any], Any]:
-        schema = spark_schema(schema_of(self.paths)) if self.schema is None else self.schema
-        own_files, clock = self.options.own_files, self.options.clock
-        columns = arrow_schema(schema)
-        return ParquetInput(self.paths, columns, own_files=own_files, follow_s=self.follow_s, clock=clock), schema
+        schema = spark_schema(schema_of(self.paths, self.filesystem)) if self.schema is None else self.schema
+        input_ = ParquetInput(
+            self.paths,
+            arrow_schema(schema),
+            filesystem=self.filesystem,
+            own_files=self.options.own_files,
+            follow_s=self.follow_s,
+            clock=self.options.clock,
+        )
+        return input_, schema

@@ -9,22 +9,30 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from acker_client.source.decoding.content import LinePart
+from acker_client.source.decoding.gz import is_gz
 from acker_client.source.decoding.json_lines import JsonParser
 from acker_client.source.decoding.lines import Lines, not_utf8
 from acker_client.source.decoding.values import ddl_of, jsonable, of_json
-from acker_client.source.files.input import FileInput, find_line_files
-from acker_client.source.paths import Paths
+from acker_client.source.files.input import FileInput
+from acker_client.source.files.line_files import EXAMPLE, find_line_files
+from acker_client.source.paths import Paths, given_paths
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.input import Chosen, Original
+from acker_client.source.storage.connecting import START_S, store_of
+from acker_client.source.storage.listing import find_objects
+from acker_client.source.storage.objects import Objects
+from acker_client.source.storage.store import Store
+from acker_client.source.waiting import outlast
 
 TEXT = pa.schema([("value", pa.string()), ("path", pa.string()), ("line", pa.int64())])
 
@@ -90,16 +98,46 @@ class PutBackInput(FileInput):
         return [_first_original(original) for original in super().originals(chosen)]
 
 
-def first_columns(paths: Paths) -> str:
+def first_columns(paths: Paths, filesystem: Any = None) -> str:
     """Return the columns that the first readable letter names; "" if it names none, or if there is no letter yet."""
-    for found in find_line_files(paths, asker=PutBackInput.asker, may_be_none=True):
-        opened: Any = gzip.open if found.path.endswith(".gz") else open
-        with suppress(EOFError, OSError, zlib.error), opened(found.path, "rb") as file:  # reading reports the error
+    for name, open_file in _files(paths, filesystem):
+        with suppress(EOFError, OSError, zlib.error), open_file() as raw:  # reading reports the error
+            file: Any = gzip.GzipFile(fileobj=raw) if is_gz(name) else raw
             for line in file:
                 letter = letter_of(line)
                 if isinstance(letter, DeadLetter) and not letter.why_not_again:
                     return letter.schema
     return ""
+
+
+def _files(paths: Paths, filesystem: Any) -> Iterator[tuple[str, Callable[[], BinaryIO]]]:
+    """Yield the names of files of letters, and how to open them."""
+    found = store_of(given_paths(paths, asker=PutBackInput.asker, example=EXAMPLE), filesystem, PutBackInput.asker)
+    if found is None:
+        for file in find_line_files(paths, asker=PutBackInput.asker, may_be_none=True):
+            yield file.path, partial(_open_local, file.path)
+        return
+    store, patterns = found
+
+    def none_in_folder(store: Store, folder: str) -> Objects:
+        return Objects.of([])  # the input refuses it
+
+    listed = outlast(
+        lambda: find_objects(store, patterns, asker=PutBackInput.asker, in_folder=none_in_folder, may_be_none=True),
+        str(store),
+        START_S,
+    )
+    for index in range(len(listed)):
+        path = store.path_of(listed[index])
+        yield path, partial(_open_object, store, path)
+
+
+def _open_local(path: str) -> BinaryIO:
+    return open(path, "rb")
+
+
+def _open_object(store: Store, path: str) -> BinaryIO:
+    return store.open(path).buffered()
 
 
 def letter_of(line: bytes) -> DeadLetter | str:

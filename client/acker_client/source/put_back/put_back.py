@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from acker_client.cluster.registration import check_seconds
+from acker_client.source.dead_letters.letters_table import Table
 from acker_client.source.engine.environment import arrow_schema
 from acker_client.source.engine.given import options_of
 from acker_client.source.engine.options import CommonOptions
@@ -24,14 +25,25 @@ class PutBack(Source):
     decides, so put back letters of one source at a time; a letter with other columns fails. ``schema``: the columns to
     convert the records to, whatever source they come from. Give it for columns in letters of acker 0.2 or older, and if
     there is no letter yet when the source starts. A record that becomes a dead letter again keeps its first origin.
-    ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for ``Files``. ``options``: see
-    ``CommonOptions``.
+    ``checkpoint`` is required, so that each record is read once. ``follow_s``, ``filesystem``: as for ``Files``.
+    ``options``: see ``CommonOptions``.
     """
 
     def __init__(
-        self, paths: Paths, *, schema: Any = None, follow_s: float | None = None, **options: Unpack[CommonOptions]
+        self,
+        paths: Paths,
+        *,
+        schema: Any = None,
+        follow_s: float | None = None,
+        filesystem: Any = None,
+        **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(options_of(PutBack, options))
+        if isinstance(paths, Table):
+            raise TypeError(
+                f"PutBack({paths!r}): write the letters of the table to files first, like"
+                f" spark.table({paths.name!r}).select('letter').write.text('again'), and give PutBack('again/*.txt')"
+            )
         if self.options.checkpoint is None:
             raise ValueError("checkpoint: give one, like checkpoint='again.ckpt', so that each record is read once")
         if follow_s is not None:
@@ -39,9 +51,10 @@ class PutBack(Source):
         self.paths = paths
         self.schema = schema
         self.follow_s = follow_s
+        self.filesystem = filesystem
 
     def input(self) -> tuple[Input[Any], Any]:
-        ddl = None if self.schema is not None else first_columns(self.paths)
+        ddl = None if self.schema is not None else first_columns(self.paths, self.filesystem)
         schema = self.schema if ddl is None else ddl
         try:
             parser = LetterParser(arrow_schema(schema) if schema else None, ddl)
@@ -49,6 +62,12 @@ class PutBack(Source):
             if ddl is None:
                 raise
             raise SourceError(f"PutBack: the first letter is damaged: {error}; or give PutBack a schema") from None
-        own_files, clock = self.options.own_files, self.options.clock
-        input_ = PutBackInput(self.paths, parser, own_files=own_files, follow_s=self.follow_s, clock=clock)
+        input_ = PutBackInput(
+            self.paths,
+            parser,
+            filesystem=self.filesystem,
+            own_files=self.options.own_files,
+            follow_s=self.follow_s,
+            clock=self.options.clock,
+        )
         return input_, schema or TEXT_SCHEMA

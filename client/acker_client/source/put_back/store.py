@@ -2,103 +2,78 @@
 
 The letters are written durably to the second file before they are removed from the first. A crash at any point
 therefore loses none, and a letter that is in both files is not added again. Both files are replaced as a whole, under
-the lock that a source takes to write dead letters. Lines that are no letters stay where they are.
+the lock that a source takes to write dead letters. Lines that are no letters stay where they are. ``stored`` does the
+same in an object store.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 from acker_client.source.dead_letters.letters_file import LOOK_S, is_at
 from acker_client.source.disk import open_private, sync_directory, to_read, to_write
 from acker_client.source.errors import SourceError
+from acker_client.source.put_back import stored
+from acker_client.source.put_back.letter_lines import Moved, ReadLine, Sorted, lines_of, new_lines
 from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.storage.urls import url_of
 
 # How long to wait for the lock of another process. A write of letters takes milliseconds.
 WAIT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLine:
-    """A line in a file of dead letters: its ``number`` from 1 and the letter. ``wrong`` says why it has no letter."""
-
-    number: int
-    raw: bytes
-    letter: DeadLetter | None
-    wrong: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The number of letters that were ``put_back``, and of lines that are ``left`` in the file.
-
-    ``kept``: letters that were chosen but cannot be processed again.
-    """
-
-    put_back: int
-    left: int
-    kept: tuple[ReadLine, ...] = ()
+def read_files(path: str) -> Iterator[tuple[str, list[ReadLine]]]:
+    """Yield the files of letters that ``path`` names, and their lines: the file itself, or the objects in a folder of a
+    store. Raises ``SourceError``."""
+    if url_of(path) is None:
+        yield path, read_letters(Path(path))
+    else:
+        yield from stored.read_objects(path)
 
 
 def read_letters(path: Path) -> list[ReadLine]:
     """Return the lines of a file of dead letters, in order. Raises ``SourceError`` if it cannot be read."""
     try:
-        return _lines_of(path.read_bytes())
+        return lines_of(path.read_bytes())
     except OSError as error:
         raise SourceError(f"{path} cannot be read ({error.strerror}): {to_read(error)}") from None
 
 
-def put_back(path: Path, again: Path, is_chosen: Callable[[DeadLetter], bool], *, wait_s: float = WAIT_S) -> Moved:
+def put_back(
+    path: str | Path, again: str | Path, is_chosen: Callable[[DeadLetter], bool], *, wait_s: float = WAIT_S
+) -> Moved:
     """Move the chosen letters from ``path`` to the end of ``again``, which is created if it does not exist.
 
-    Raises ``SourceError``. Each letter is then still in one of the two files, or in both.
+    Raises ``SourceError``. Each letter is then still in one of the two places, or in both.
     """
-    path, again = Path(os.path.realpath(path)), Path(os.path.realpath(again))
+    in_store = [isinstance(each, str) and url_of(each) is not None for each in (path, again)]
+    if all(in_store):
+        return stored.put_back(str(path), str(again), is_chosen)
+    if any(in_store):
+        raise SourceError(
+            f"letters of {path} cannot be put back into {again}: give two URLs of stores, or two local files"
+        )
+    return _put_back_locally(Path(os.path.realpath(path)), Path(os.path.realpath(again)), is_chosen, wait_s)
+
+
+def _put_back_locally(path: Path, again: Path, is_chosen: Callable[[DeadLetter], bool], wait_s: float) -> Moved:
     if path == again:
         raise SourceError(f"{path} is where the letters are: name another file to put them back into")
     with _locked(path, wait_s, is_made=False) as dead:
-        lines = _lines_of(_content(dead))
-        chosen = [line for line in lines if line.letter is not None and is_chosen(line.letter)]
-        kept = tuple(line for line in chosen if line.letter is not None and line.letter.why_not_again)
-        moving = [line for line in chosen if line not in kept]
-        if moving:
+        letters = Sorted.of(_content(dead), is_chosen)
+        if letters.moving:
             with _locked(again, wait_s, is_made=True) as file:
-                _replace(again, file, _content_with(again, _content(file), moving))
-            gone = {line.number for line in moving}
-            _replace(path, dead, b"".join(line.raw for line in lines if line.number not in gone))
-    return Moved(len(moving), len(lines) - len(moving), kept)
-
-
-def _content_with(again: Path, content: bytes, moving: list[ReadLine]) -> bytes:
-    """Return ``content`` plus the ``moving`` letters that it lacks. Raises ``SourceError`` if a line is no letter."""
-    there = _lines_of(content)
-    wrong = next((line for line in there if line.letter is None), None)
-    if wrong is not None:
-        raise SourceError(f"{again} is not a file of dead letters (line {wrong.number}: {wrong.wrong}): name another")
-    end = b"" if not content or content.endswith(b"\n") else b"\n"
-    present = {line.raw.rstrip(b"\n") for line in there}
-    new = dict.fromkeys(line.raw.rstrip(b"\n") for line in moving)
-    return content + end + b"".join(line + b"\n" for line in new if line not in present)
-
-
-def _lines_of(content: bytes) -> list[ReadLine]:
-    return [_line(number, raw) for number, raw in enumerate(re.findall(rb"[^\n]*\n|[^\n]+", content), 1)]
-
-
-def _line(number: int, raw: bytes) -> ReadLine:
-    try:
-        return ReadLine(number, raw, DeadLetter.of_json(raw.decode(errors="surrogatepass")))
-    except ValueError as error:
-        is_torn = not raw.endswith(b"\n")
-        return ReadLine(number, raw, None, "not whole, or being written" if is_torn else str(error))
+                content = _content(file)
+                end = b"" if not content or content.endswith(b"\n") else b"\n"
+                _replace(again, file, content + end + b"".join(new_lines(again, content, letters.moving)))
+            _replace(path, dead, letters.left)
+    return letters.moved
 
 
 @contextmanager

@@ -10,9 +10,11 @@ from acker_client.source.records.guarantee import Guarantee
 from acker_client.source.records.in_flight import Failures
 from acker_client.source.records.input import Chosen, Committed, Input, Original, Plan, SharedInput
 from acker_client.source.records.listener import Emissions, Listener
+from acker_client.source.records.outcome import RecordOutcome
+from acker_client.source.records.progress import Progress
 from acker_client.source.records.ranges import Ranges
-from acker_client.source.records.retry import Retry
-from acker_client.source.records.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
+from acker_client.source.records.retry import Retry, RetryPolicy
+from acker_client.source.records.stores import CheckpointStore, DeadLetterStore, OutcomeStore, SharedCheckpointStore
 from acker_client.source.records.summary import Summary
 
 __all__ = [
@@ -29,10 +31,14 @@ __all__ = [
     "SharedInput",
     "Emissions",
     "Listener",
+    "RecordOutcome",
+    "Progress",
     "Ranges",
     "Retry",
+    "RetryPolicy",
     "CheckpointStore",
     "DeadLetterStore",
+    "OutcomeStore",
     "SharedCheckpointStore",
     "Summary",
 ]

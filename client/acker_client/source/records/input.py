@@ -246,6 +246,16 @@ class TakingUpInput(Input[P], Protocol[P]):
 
 
 @runtime_checkable
+class KeyedInput(Input[P], Protocol[P]):
+    """An input whose records have keys of their own."""
+
+    def keys(self, chosen: Sequence[Chosen[P]]) -> list[Any]:
+        """Return the key of each record as it survives JSON; None for a record without one, or that cannot be read any
+        more. May read the records again."""
+        ...
+
+
+@runtime_checkable
 class SparseInput(Input[P], Protocol[P]):
     """An input that knows, without a Spark task, which of its planned positions exist."""
 

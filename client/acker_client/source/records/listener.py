@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,10 +43,21 @@ class Emissions:
 class Listener:
     """Override the callbacks that you need. The thread that drives the source makes the calls, one at a time.
 
-    An exception from a callback ends the run and loses nothing. Each emission gets ``on_emit``, then one of ``on_ack``,
-    ``on_fail`` and ``on_absent``. A failed emission then gets ``on_retry`` or ``on_dead_letter``, unless the run ends
-    first or has no retries (see the option ``guarantee``).
+    An exception from a callback ends the run and loses nothing: the records of that call, and all records whose end was
+    not reported yet, do not count as done, so the next start reads them again. Each emission gets ``on_emit``, then one
+    of ``on_ack``, ``on_fail`` and ``on_absent``. A failed emission then gets ``on_retry`` or ``on_dead_letter``, unless
+    the run ends first or has no retries (see the option ``guarantee``).
     """
+
+    def on_open(self, source: str) -> None:
+        """A run of the source with this name begins. Called before anything else of the run."""
+
+    def on_close(self) -> None:
+        """The run has ended, well or not, and its checkpoint is written. The last call. Not called if ``on_open``
+        raised."""
+
+    def on_assign(self, partitions: Sequence[str]) -> None:
+        """The group gives these partitions to this source, which reads them from now on. Only in a group."""
 
     def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
         """These records of a batch, ascending, are emitted under these root ids. Replays and new records come in
@@ -58,7 +70,8 @@ class Listener:
         """These records were not acked: ``why.verdicts`` and ``why.reason(k)`` say how the k-th of them ended."""
 
     def on_absent(self, absent: Emissions) -> None:
-        """These records were planned but do not exist. They count as done."""
+        """These records have no outcome and count as done: they were planned but do not exist, or they are untracked
+        (option ``track``) and their batch has ended."""
 
     def on_revoke(self, partition: str, dropped: Emissions) -> None:
         """Another source owns the partition now, with these open records. ``dropped.roots`` are zero."""

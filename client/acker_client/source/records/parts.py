@@ -16,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.cluster.handed_on import HandedOn
-from acker_client.source.records.input import Answered, Chosen, Input, Original, P, SparseInput, TakingUpInput
+from acker_client.source.records.input import (
+    Answered,
+    Chosen,
+    Input,
+    KeyedInput,
+    Original,
+    P,
+    SparseInput,
+    TakingUpInput,
+)
 from acker_client.source.records.ranges import Ranges
 from acker_client.source.records.tracker import NO_RECORDS, RecordNumbers
 
@@ -193,6 +202,12 @@ class Lookup:
     def origins(self, records: RecordNumbers) -> pa.RecordBatch:
         """Return a row for each of ``records``, ascending. See ``Input.origins``."""
         return self.input.origins(self.parts.chosen(records))
+
+    def keys(self, records: RecordNumbers) -> list[Any]:
+        """Return the key of each of ``records``, ascending; None for a record without one. See ``KeyedInput``."""
+        if not isinstance(self.input, KeyedInput):
+            return [None] * len(records)
+        return self.input.keys(self.parts.chosen(records))
 
     def taken_up(self, records: RecordNumbers) -> list[list[HandedOn]]:
         """Return the anchors of other jobs that came with each of ``records``, ascending. See ``TakingUpInput``."""

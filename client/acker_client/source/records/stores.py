@@ -1,23 +1,28 @@
-"""Stores: the ports for checkpoints and dead letters. Users may implement their own."""
+"""Stores: the ports for checkpoints, dead letters and outcomes. Users may implement their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.input import Committed, Input, P
+from acker_client.source.records.outcome import RecordOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """The run that commits: its ``source``, its ``session`` at the servers, and its process."""
+    """The run that commits: its ``source``, its ``session`` at the servers, and its process.
+
+    ``retries``: whether it may process a record again that another run has committed meanwhile.
+    """
 
     source: str
     session: int
     host: str
     pid: int
+    retries: bool = True
 
 
 @runtime_checkable
@@ -94,6 +99,32 @@ class DeadLetterStore(Protocol):
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
         """Add ``letters``, in order. They are durable when this returns. If it raises, their records are not done."""
+        ...
+
+    def close(self) -> None:
+        """Release the store."""
+        ...
+
+
+@runtime_checkable
+class SparkDeadLetterStore(DeadLetterStore, Protocol):
+    """Keeps dead letters where Spark writes them."""
+
+    def set_session(self, spark: Any) -> None:
+        """Set the session of the run. Called before ``open``."""
+        ...
+
+
+@runtime_checkable
+class OutcomeStore(Protocol):
+    """Keeps outcomes. Methods may raise ``SourceError``, which says what to do. ``str()`` returns the location."""
+
+    def open(self) -> None:
+        """Check that outcomes can be written, before there are any. May be called again."""
+        ...
+
+    def write(self, outcomes: Iterable[RecordOutcome]) -> None:
+        """Add ``outcomes``, in order. They are durable when this returns. If it raises, their records are not done."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of one run. Records: ``records`` (emitted for the first time), ``absent`` (planned, but do not exist),
+    """Counters of one run. Records: ``records`` (emitted for the first time), ``absent`` (do not exist, or untracked),
     ``revoked`` (went to another source while open), ``dropped`` (not acked, and the guarantee allows no retry).
     Emissions: ``replayed`` (beyond the first), ``differed`` (servers disagreed about them), ``saved`` (a second server
     saved them from a replay). Outcomes: ``acked``, ``failed``, ``timed_out``, ``lost``, ``repeated`` (the emission had
@@ -54,7 +54,7 @@ class PartitionState:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The progress of a source at one moment. Every record ends as acked or dead-lettered; ``open`` records have no
-    answer yet. ``absent`` records were planned but do not exist. ``revoked`` records went to another source while open.
+    answer yet. ``absent`` records do not exist or are untracked. ``revoked`` records went to another source while open.
     ``dropped`` records were not acked and are not retried, because of the source's guarantee.
 
     ``differed``: emissions about which servers disagreed; ``saved``: emissions that a second server saved from a
@@ -147,7 +147,7 @@ class Summary:
             ("batches", self.batches, f"in {self.elapsed_s:.1f} s, {self.records_per_s:,.0f} records/s"),
         ]
         rare = [
-            ("absent", self.absent, "planned, and not there when they were read"),
+            ("absent", self.absent, "untracked, or not there when they were read"),
             ("revoked", self.revoked, "open when their partition went to another source"),
             ("dropped", self.dropped, "not acked, and not tried again: the source guarantees less"),
             ("differed", self.differed, "of which servers said different things, as one had missed something"),

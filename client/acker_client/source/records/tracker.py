@@ -113,6 +113,11 @@ class Tracker:
         """Records that were emitted or are held back, and are not done."""
         return self._record_state.count(OPEN, self._record_state.start, self._record_state.stop)
 
+    @property
+    def finished_records(self) -> int:
+        """Records that are done since the last ``take_finished``."""
+        return self._record_state.count(FINISHED, self._record_state.start, self._record_state.stop)
+
     def open_between(self, start: int, stop: int) -> int:
         """Return how many records of ``start <= number < stop`` were emitted or are held back, and are not done."""
         return self._record_state.count(OPEN, start, stop)
@@ -195,6 +200,12 @@ class Tracker:
         self.finish(records[verdicts[where] == Verdict.ACKED])
         return _Applied(records, where, foreign)
 
+    def are_of(self, roots: Column, emitted: EmissionRange) -> npt.NDArray[np.bool_]:
+        """Return which of ``roots: uint64[n]`` are of these emissions."""
+        # Unsigned numbers, so those below the first are huge.
+        are_of: npt.NDArray[np.bool_] = numbers_of(self.base, roots) - np.uint64(emitted.start) < len(emitted)
+        return are_of
+
     def end_emissions(self, start: int, stop: int, ending: int) -> Counted:
         """End each emission of ``start <= number < stop`` that is pending. ``ending``: a verdict or ``ABSENT``."""
         where = self._where_pending(start, stop)
@@ -220,6 +231,10 @@ class Tracker:
     def finish(self, records: RecordNumbers) -> None:
         """Count ``records`` as done: acked, absent, given up, or safely in the dead letters."""
         self._record_state.set_value(records, FINISHED)
+
+    def reopen(self, records: RecordNumbers) -> None:
+        """Count ``records`` as open again. They were done since the last ``take_finished``."""
+        self._record_state.set_value(records, OPEN)
 
     def drop_records(self, records: RecordNumbers) -> None:
         """Drop ``records`` that another source owns now. They count as done, and later outcomes do not count."""

@@ -50,9 +50,20 @@ class Anchors:
     edges: Column
     offsets: Positions | None = None
 
+    @classmethod
+    def none(cls, rows: int, *, packed: bool = False) -> Anchors:
+        """Return the anchors of ``rows`` unanchored rows."""
+        ids = np.zeros(0 if packed else rows, np.uint64)
+        return cls(ids, ids, np.zeros(rows + 1, np.int64) if packed else None)
+
     @property
     def rows(self) -> int:
         return len(self.roots) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def are_none(self) -> bool:
+        """Whether all rows are unanchored."""
+        return not self.roots.any()
 
     def of(self, row: int) -> list[tuple[int, int]]:
         """Return the (root id, edge) pairs of one row; empty if the row is unanchored."""

@@ -70,12 +70,29 @@ class Tally:
     """The counts of one operator (``name``) in one task.
 
     ``finds_copies``: whether to look for copies of rows. Set it if the rows come from outside the chain of operators.
+    ``tracking``: False if the batch is not tracked, so that no row has anchors and nothing is reported. ``dropped``:
+    number of unanchored rows of a tracked batch that failed; ``dropped_because``: the first reason.
     """
 
-    __slots__ = ("_chunks", "_folded", "_marks", "_name", "_reasons", "_reasons_length", "_total", "_unfolded", "hash")
+    __slots__ = (
+        "_chunks",
+        "_folded",
+        "_marks",
+        "_name",
+        "_reasons",
+        "_reasons_length",
+        "_total",
+        "_unfolded",
+        "dropped",
+        "dropped_because",
+        "hash",
+        "tracking",
+    )
 
-    def __init__(self, name: str, *, finds_copies: bool = False) -> None:
+    def __init__(self, name: str, *, finds_copies: bool = False, tracking: bool = True) -> None:
         self.hash = np.uint64(hash64(name))
+        self.tracking = tracking
+        self.dropped, self.dropped_because = 0, ""
         self._name = name
         self._total = np.zeros(2, np.uint64)
         self._chunks: list[tuple[Column, Column]] = []
@@ -88,6 +105,8 @@ class Tally:
     def consume(self, anchors: Anchors, produced: Column) -> None:
         """Count the edges of ``anchors`` as consumed. ``produced``: uint64, for each edge the XOR of its children's
         edges."""
+        if anchors.are_none:
+            return
         n = len(anchors.roots)
         roots, vals = np.empty(n, np.uint64), np.empty(n, np.uint64)
         count = kernels.consume(anchors.roots, anchors.edges, produced, self._total, roots, vals)
@@ -108,6 +127,8 @@ class Tally:
         ``digests``: uint64[n], see :func:`digest_parents`. The children of a row are numbered in the order of
         ``parents``.
         """
+        if anchors.are_none:
+            return Anchors.none(len(parents), packed=anchors.offsets is not None)
         ordinals = np.zeros(len(digests), np.int64)
         produced = np.zeros(len(anchors.roots), np.uint64)
         if anchors.offsets is None:
@@ -139,6 +160,11 @@ class Tally:
             self._reasons_length += len(reason)
         self._reasons[root] = reason
 
+    def drop(self, reason: str) -> None:
+        """Count an unanchored row that failed with ``reason``."""
+        self.dropped += 1
+        self.dropped_because = self.dropped_because or reason
+
     def report(self, salt: int = 0) -> Report:
         """Return the report of the task. Call it once, at the end of input. ``salt`` is added to the consumed total.
 
@@ -154,13 +180,19 @@ class Tally:
     def account(self) -> bytes:
         """Return everything counted so far, pickled. Another tally of the same operator in the same task can
         :meth:`absorb` it."""
+        if not self._chunks and not self.dropped:
+            return b""
         roots, vals = self._joined()
         marks = np.concatenate(self._marks) if self._marks else _NONE
-        return pickle.dumps((self._total, roots, vals, marks, self._reasons), protocol=5)
+        dropped = self.dropped, self.dropped_because
+        return pickle.dumps((self._total, roots, vals, marks, self._reasons, dropped), protocol=5)
 
     def absorb(self, account: bytes) -> None:
         """Add the counts of another tally (its :meth:`account`)."""
-        (low, high), roots, vals, marks, reasons = pickle.loads(account)
+        if not account:
+            return
+        (low, high), roots, vals, marks, reasons, (dropped, because) = pickle.loads(account)
+        self.dropped, self.dropped_because = self.dropped + dropped, self.dropped_because or because
         with np.errstate(over="ignore"):
             self._total[0] += low
             self._total[1] += high + np.uint64(self._total[0] < low)

@@ -5,11 +5,15 @@ the batches whose rows it acks. The frame with this column is cached if an earli
 ``ack()`` column more than once. When the frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or
 through a function over batches), its rows are followed in the same way as a sink's rows (``following``). Everything
 else behaves as in Spark.
+
+A frame of a tracked step is planned when something first needs its plan. Spark would make about forty calls into the
+JVM for each step, and the plan of a step that the next step joins is never used.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -17,14 +21,21 @@ from types import MethodType
 from typing import Any
 
 from pyspark import RDD, StorageLevel
-from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2
+from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.types import StructType
 
+from acker_client.spark.anchoring.anchors import TRACKING
 from acker_client.spark.commit_evidence.following import analyzed, follow, remade
 from acker_client.spark.commit_evidence.witness import Trail, Witness
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.worker.notes import note_store_of
+
+# Attributes of frames (see `fusing`): how a tracked frame was made, and how the one below a derived frame was made.
+CHAIN, BELOW = "_acker_chain", "_acker_below"
+# Held while a frame is planned, so that two threads get the same plan. Planning a frame may plan the frame below it.
+_planning = threading.RLock()
 
 ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
 
@@ -42,6 +53,15 @@ class Acked:
     df: DataFrame
 
 
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """The frame of a tracked step before Spark has planned it. ``plan`` plans it; ``schema``: its schema then."""
+
+    node: lineage.Node
+    schema: StructType
+    plan: Callable[[], DataFrame]
+
+
 class BodyFrame(ClassicFrame):
     """A tracked frame in the body of a user's loop, or a frame derived from a body frame."""
 
@@ -51,16 +71,33 @@ class BodyFrame(ClassicFrame):
         return value if is_plain else _returning_body_frames(self, value)
 
     @cached_property
+    def _jdf(self) -> Any:
+        mine = vars(self)
+        with _planning:
+            if "_jdf" not in mine:
+                mine["_jdf"] = mine["_acker_step"].plan()._jdf
+            return mine["_jdf"]
+
+    @property
+    def schema(self) -> StructType:
+        step: Unplanned | None = vars(self).get("_acker_step")
+        # A copy, because `schema.add` changes the schema that it is called on.
+        return super().schema if step is None else StructType(list(step.schema.fields))
+
+    @cached_property
     def rdd(self) -> RDD[Any]:
+        _check_rows(self, "rdd, or foreach")
         return self._leaving().rdd
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
         return self._leaving().toLocalIterator(prefetchPartitions)
 
     def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
+        _check_rows(self, "mapInArrow")
         return self._leaving().mapInArrow(func, *args, **kwargs)
 
     def mapInPandas(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
+        _check_rows(self, "mapInPandas")
         return self._leaving().mapInPandas(func, *args, **kwargs)
 
     def checkpoint(self, eager: bool = True) -> DataFrame:
@@ -77,25 +114,51 @@ class BodyFrame(ClassicFrame):
         return self._leaving().writeTo(table)
 
     def _leaving(self) -> DataFrame:
-        """Return this frame as a plain Spark frame. Its rows are followed if ``ack()`` is in its plan."""
+        """Return this frame as a plain Spark frame. Its rows are followed if they are held, and ``ack()`` is in its
+        plan or only its actions can show that they are done, because the batch is not tracked."""
         df, text = plain(self), analyzed(self)
-        if ACK not in text:
+        batch = vars(self)["_acker_batch"]
+        if not batch.held or (ACK not in text and batch.settings.tracking):
             return df
         followed: DataFrame = follow(df, Trail(_witness(self, text)))
         return followed
 
 
-def of_body(df: DataFrame, batch: Any) -> DataFrame:
-    """Return ``df``, a plain Spark frame, as a body frame. ``batch``: its batch, or one of its batches."""
+def of_body(df: DataFrame, batch: Any, below: Any = None) -> DataFrame:
+    """Return ``df``, a plain Spark frame, as a body frame. ``batch``: its batch, or one of its batches. ``below``: how
+    the tracked frame below it was made."""
     body: DataFrame = remade(BodyFrame, df, _acker_batch=batch)
+    setattr(body, BELOW, below)
     return body
+
+
+def frame_of_step(spark: SparkSession, step: Unplanned, batch: Any) -> DataFrame:
+    """Return the frame of a tracked step as a body frame, without a call into the JVM. ``batch``: as for
+    :func:`of_body`."""
+    made: DataFrame = object.__new__(BodyFrame)
+    ClassicFrame.__init__(made, None, spark)  # type: ignore[arg-type]  # removed in the next line
+    del vars(made)["_jdf"]
+    vars(made).update(_acker_step=step, _acker_batch=batch)
+    return made
+
+
+def step_of(df: DataFrame) -> lineage.Node | None:
+    """Return the tracked step whose frame ``df`` is, if that is known without a look at its plan. None for a frame that
+    the user derived from it."""
+    step: Unplanned | None = vars(df).get("_acker_step")
+    return None if step is None else step.node
+
+
+def is_planned(df: DataFrame) -> bool:
+    """Whether Spark knows a plan of this frame."""
+    return "_jdf" in vars(df)
 
 
 def plain(df: DataFrame) -> DataFrame:
     """Return a body frame as Spark's own frame, and any other frame unchanged."""
     if type(df) is not BodyFrame:
         return df
-    frame: DataFrame = remade(ClassicFrame, df)
+    frame: DataFrame = remade(ClassicFrame, df, _jdf=df._jdf)
     del vars(frame)["_acker_batch"]
     return frame
 
@@ -105,16 +168,25 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
+        functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
+        if functions:
+            _check_rows(df, f"{method.__name__} with ack()")
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
-        made = of_body(value, vars(df)["_acker_batch"])
-        functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
+        made = of_body(value, vars(df)["_acker_batch"], vars(df).get(CHAIN) or vars(df).get(BELOW))
         if functions:
             _register_acks(made, functions)
         return made
 
     return call
+
+
+def _check_rows(df: BodyFrame, taker: str) -> None:
+    batch = vars(df)["_acker_batch"]
+    # Behind a column that acks, rows may have edges that this column has made.
+    if not batch.held and any(column in df.columns for column in TRACKING) and ACK not in analyzed(df):
+        batch.check_rows(df, taker)
 
 
 def _columns(value: Any) -> Iterator[Column]:
@@ -149,7 +221,8 @@ def _witness(df: DataFrame, plan: str) -> Witness:
     note_store = note_store_of(df.sparkSession.sparkContext)
     node = lineage.register("acks", "ack", *batches)
     note_store.keep_notes(node.tag)
-    witness = Witness(node.tag, (ACK, AGAIN + node.tag), note_store.note_writer)
+    marks = [ACK] if ACK in plan else [each.function for each in acked if each.consumer is None]
+    witness = Witness(node.tag, (*marks, AGAIN + node.tag), note_store.note_writer)
     for batch in batches:
         batch.add_ack_witness([each.function for each in acked], witness)
     return witness

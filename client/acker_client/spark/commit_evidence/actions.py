@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.executions import Execution, Job, Ran
@@ -45,6 +45,7 @@ class ActionFinder:
         self.executions = ran.executions
         self.jobs = ran.jobs
         self.is_forgetful = ran.is_forgetful
+        self._earlier = ran.earlier
 
     def actions(self, places: Places) -> list[Action]:
         """Return the actions on the rows at ``places``, ordered by their start."""
@@ -71,6 +72,11 @@ class ActionFinder:
             if not stages.isdisjoint(job.stages)
         }
         return len(executions) + len(jobs)
+
+    def folders(self, functions: Collection[str]) -> frozenset[str]:
+        """Return the folders into which executions wrote files whose plans name one of ``functions``."""
+        over = [each for each in self.executions if any(function in each.plan for function in functions)]
+        return frozenset(execution.folder for execution in over if execution.folder)
 
     def names(self, function: str) -> bool:
         """Whether the plan of an execution names ``function``."""
@@ -112,6 +118,7 @@ class ActionFinder:
         if not failed.failure and not (hands_on and is_whole) and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
         left_out = "" if failed.failure or not hands_on else self._left_out(execution)
+        disturbed = "" if failed.failure else self._disturbed(execution)
         # Only the user knows whether a skipped write was needed.
         delivers, is_whole = bool(hands_on) and not (left_out and execution.collects), is_whole and not left_out
         did = left_out or _did(execution, above, delivers, is_whole)
@@ -121,10 +128,20 @@ class ActionFinder:
             is_whole,
             execution.began_ms,
             max(execution.ended_ms, parent.ended_ms if parent else 0),
-            failed.failure,
+            failed.failure or disturbed,
             (parent or execution).target(places),
-            failed.message,
+            failed.message or disturbed,
             is_doubtful=bool(left_out) or not (is_whole or is_part),
+        )
+
+    def _disturbed(self, execution: Execution) -> str:
+        """Return why files may be missing that an execution has written; "" if nothing points to that."""
+        others = (other for other in (*self._earlier, *self.executions) if other is not execution)
+        if not any(map(execution.writes_beside, others)):
+            return ""
+        return (
+            f"another write into {execution.folder} ran at the same time, and Spark may then lose files of both without"
+            " an error: let one end before the other begins, or write into two folders"
         )
 
     def _left_out(self, execution: Execution) -> str:

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,6 +30,7 @@ from acker_client.spark.commit_evidence.witness import Witness, now_ms
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.driver.query import run_uninterrupted
+from acker_client.spark.driver.session import describe_jobs, hand_down, is_stopped
 from acker_client.spark.worker.notes import Note, NoteStore, note_store_of, tag_of
 
 # The kind and name under which a run remembers that rows behind ack() columns were evaluated more than once.
@@ -105,8 +107,8 @@ class NotHeld(AckerError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what}: the batch is not held (held=False), so its rows would count as done before Spark has written"
-            " them; end it with hand_on, or leave held=False out at the source"
+            f"{what}: these rows are not held, so they would count as done before Spark has written them; take a source"
+            " of acker_client.source and leave held=False out there, or end them with hand_on"
         )
 
 
@@ -135,7 +137,8 @@ class SinkEvidence:
         """
         with self._lock:
             for known, rows, node in self._planned:
-                if known is df or known._jdf.sameSemantics(df._jdf):
+                # `sameSemantics` ignores the names of columns.
+                if known is df or (known.schema == df.schema and known._jdf.sameSemantics(df._jdf)):
                     return rows, node
             rows, node = plan()
             self._planned.append((df, rows, node))
@@ -199,9 +202,15 @@ class SinkEvidence:
         """The steps of the sink, one for each call."""
         return [node for node, _, _ in self._calls]
 
+    @property
+    def witnesses(self) -> list[Witness]:
+        """The witnesses of all calls."""
+        with self._lock:
+            return [witness for _, witness, _ in self._calls]
+
     def places(self) -> Places:
         """Return how to recognize the sink's rows in what Spark has run so far."""
-        nodes, witnesses = self.nodes, [witness for _, witness, _ in self._calls]
+        nodes, witnesses = self.nodes, self.witnesses
         tags = list(dict.fromkeys(node.tag for node in nodes))
         functions = [*dict.fromkeys(node.function for node in nodes), *(AGAIN + tag for tag in tags)]
         return _places(functions, self._note_store.of(tags), witnesses)
@@ -226,6 +235,8 @@ class BatchEvidence:
             self._note_store.keep_notes(tag)
         self._executions = Executions(spark)
         self._context = spark.sparkContext
+        # The tag of all jobs of the thread that works on the batch, and of threads that inherit the tag from it.
+        self._job_tag = f"acker.batch.{lineage.new_tag()}"
         self._lock = threading.Lock()
         self._evidence: dict[object, SinkEvidence] = {}
         self._acked_frames: list[Acked] = []
@@ -240,8 +251,29 @@ class BatchEvidence:
         # A sink took rows of this batch together with rows of another batch, so the sink's output is not this batch's
         # alone.
         self.is_shared = False
-        # Undoes ``driver.session.hand_down`` of this batch's settings.
-        self.take_back: Callable[[], None] = lambda: None
+        self._take_back: Sequence[Callable[[], None]] = ()
+        # What Spark ran, as `judge` has seen it.
+        self._finder: ActionFinder | None = None
+
+    def begin_work(self, spark: SparkSession, description: str) -> None:
+        """Hand the batch's settings, its job tag and its description to the jobs of this thread, until
+        :meth:`release`."""
+        self._take_back = hand_down(spark, self.settings), describe_jobs(spark, description)
+        self._context.addJobTag(self._job_tag)
+
+    def cancel_jobs(self) -> None:
+        """Cancel the jobs that the batch's thread and its sinks run now, and other threads' queries over its rows.
+
+        Any thread may call it.
+        """
+        with self._lock:
+            sinks = list(self._evidence.values())
+        for tag in (self._job_tag, *(tag for each in sinks for tag in each.running)):
+            self._context.cancelJobsWithTag(tag)
+        # Plain threads do not inherit the tag.
+        context: Any = self._context._jsc.sc()
+        for job in self._executions.running_jobs([node.function for node in lineage.steps_of(self)]):
+            context.cancelJob(job)
 
     def evidence_of(self, key: object, name: str) -> SinkEvidence:
         """Return the evidence of sink ``name`` for ``key`` (hashable). A key stands for a frame and arguments."""
@@ -265,6 +297,10 @@ class BatchEvidence:
             self._acked_frames.append(acked)
         return self.once.must_cache(*ACK_COLUMN)
 
+    def check_rows(self, df: DataFrame, taker: str) -> None:
+        """Check whether ``taker``, which the plan guard does not see, may take the rows of ``df``. Rows that are held
+        need no check: copies of them, or dropped ones, show when the batch is settled."""
+
     def add_ack_witness(self, functions: Sequence[str], witness: Witness) -> None:
         """Register the ``witness`` of rows behind an ``ack()``. ``functions``: the functions of the steps that made
         these rows."""
@@ -276,13 +312,14 @@ class BatchEvidence:
 
         Reads Spark's stores, and reads the rows that a sink did not need to read.
         """
-        finder = ActionFinder(self._executions.ran())
+        finder = self._finder = ActionFinder(self._executions.ran())
         evidence = [(each, each.places()) for each in self._evidence.values()]
         error = next((each.error for each, _ in evidence if each.error is not None), None)
         returned = [(each, places) for each, places in evidence if each.error is None]
         findings = [each.judge(finder, places, self.once, self._vouched_ms) for each, places in returned]
         acks = [(node, self._actions_of_acks(node, finder)) for node in _untaken(lineage.steps_of(self))]
         self._remember_evaluations(evidence, acks, finder)
+        self._log_dropped()
         if error is not None:
             return error
         finding = next(filter(None, [*findings, *self._judge_untaken(acks, finder)]), None)
@@ -305,6 +342,20 @@ class BatchEvidence:
         """The ids of the servers that tasks left out of a report."""
         return frozenset(note.index for note in self._note_store.of(self._tags))
 
+    @property
+    def folders(self) -> frozenset[str]:
+        """The folders into which Spark wrote files of the batch's rows, as far as :meth:`judge` has seen."""
+        functions = [node.function for node in lineage.steps_of(self)]
+        return frozenset() if self._finder is None else self._finder.folders(functions)
+
+    @property
+    def waited_s(self) -> float:
+        """How long writes of the batch have waited because others wrote into the same place. Any thread may ask."""
+        with self._lock:
+            sinks, witnesses = list(self._evidence.values()), [witness for _, witness in self._ack_witnesses]
+        witnesses += [witness for sink in sinks for witness in sink.witnesses]
+        return max((witness.waits.total_s for witness in witnesses), default=0.0)
+
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached already. Returns it."""
         with self._lock:
@@ -321,13 +372,19 @@ class BatchEvidence:
             cached, self._cached = self._cached, []
         self.is_released = True
         with CleanUp() as steps:
-            steps.add(self.take_back)
+            steps.add(self._end_work)
             steps.add(self._forget_notes)
             for df in cached:
                 steps.add(partial(run_uninterrupted, df.unpersist))
             for evidence in self._evidence.values():
                 for tag in evidence.running:
                     steps.add(partial(self._cancel, evidence.name, tag))
+
+    def _end_work(self) -> None:
+        for step in self._take_back:
+            step()
+        if not is_stopped(self._context):
+            self._context.removeJobTag(self._job_tag)
 
     def _cancel(self, name: str, tag: str) -> None:
         """Cancel the jobs of a sink's call that is still running after its batch is settled: these jobs only hold
@@ -364,6 +421,13 @@ class BatchEvidence:
         for kind, name in again:
             self.once.remember(kind, name)
 
+    def _log_dropped(self) -> None:
+        notes = self._note_store.of([node.tag for node in lineage.steps_of(self)])
+        dropped = [note for note in notes if note.kind == "dropped"]
+        if dropped:
+            rows = sum(note.index for note in dropped)
+            _logger.warning("dropped %d failed rows of untracked records, the first: %s", rows, dropped[0].function)
+
     def _moving(self, nodes: Sequence[lineage.Node]) -> list[tuple[str, str]]:
         """Return the (kind, name) of the steps to cache because another evaluation may split their rows into tasks
         differently.
@@ -383,9 +447,16 @@ class BatchEvidence:
     def _judge_untaken_step(
         self, node: lineage.Node, actions: Sequence[Action], nodes: Sequence[lineage.Node], finder: ActionFinder
     ) -> Undelivered | None:
-        if actions:
-            self.once.log_swallowed("ack()", actions)
-            return judge("ack()", actions, forgotten=finder.is_forgetful, vouched_ms=self._vouched_ms)
+        if actions or not self.settings.tracking:
+            subject = "ack()" if self.settings.tracking else _described(node, nodes)
+            self.once.log_swallowed(subject, actions)
+            return judge(
+                subject,
+                actions,
+                forgotten=finder.is_forgetful,
+                vouched_ms=self._vouched_ms,
+                has_sink=self.settings.tracking,
+            )
         if finder.has_user_code(node.function):
             # Only a Collector can have acked these rows, one by one. A failed delivery of these rows still counts.
             if finder.has_arrow_code():
@@ -405,13 +476,18 @@ class BatchEvidence:
         return Undelivered(f"no sink took the rows of {_described(node, nodes)}; use @sink or functions.ack()")
 
     def _actions_of_acks(self, node: lineage.Node, finder: ActionFinder) -> list[Action]:
-        """Return the actions on a step's rows through an ``ack()`` column, in the order in which they began."""
+        """Return the actions on a step's rows through an ``ack()`` column, in the order in which they began.
+
+        If the batch is not tracked, return all actions on these rows.
+        """
         seen = [witness for functions, witness in self._ack_witnesses if node.function in functions]
         notes = self._note_store.of([witness.tag for witness in seen])
         known = [
             function for acked in self._acked_frames if node.function in acked.nodes for function in acked.functions
         ]
         again = [AGAIN + witness.tag for witness in seen]
+        if not known and not self.settings.tracking:
+            known = [node.function]
         # An ack() in a frame that is not followed is recognized by the step's function below it in the plan.
         acks = _places([*known, *again], notes, seen) if known else _places([ACK], notes, seen, node.function)
         actions = finder.actions(acks) if acks.partitions or any(map(finder.names, acks.functions)) else []

@@ -87,12 +87,14 @@ def judge(
     forgotten: bool = False,
     vouched_ms: float = -NEVER_MS,
     rerun_ms: float = -NEVER_MS,
+    has_sink: bool = True,
 ) -> Undelivered | None:
     """Return why the rows of ``subject`` (a sink, as "save()") are not done; None if they are.
 
     ``forgotten``: Spark's stores have dropped some actions. ``vouched_ms``: when the user called ``batch.done()``,
     which covers everything done by then. ``rerun_ms``: when the sink was called again after it had raised; a failure
-    that ended before that call no longer counts. The cases, each a test (``tests/spark/test_evidence.py`` reads this
+    that ended before that call no longer counts. ``has_sink``: False if ``subject`` is a step that no sink took, which
+    only changes the text. The cases, each a test (``tests/spark/test_evidence.py`` reads this
     table); actions are listed in the order in which they began, "+" means that the next one began before this one had
     ended, "to B" names another target, "word" is a call of ``batch.done()``:
 
@@ -186,10 +188,10 @@ def judge(
         )
     if any(action.is_delivery for action in actions):
         return None
-    return Undelivered(
-        f"no write of {subject}'s rows succeeded: it {_deeds(actions)}. If they are delivered all the same, say so"
-        " after the sink: batch.done()"
-    )
+    remedy = "If they are delivered all the same, say so after the sink: batch.done()"
+    if not has_sink:
+        remedy = "Write them, or call batch.done()"
+    return Undelivered(f"no write of {subject}'s rows succeeded: it {_deeds(actions)}. {remedy}")
 
 
 def _missing(subject: str, failed: Action) -> str:

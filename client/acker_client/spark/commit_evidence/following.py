@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, G
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.merge import MergeIntoWriter
 
+from acker_client.spark.commit_evidence import turns
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.witness import LOOKS, Trail, Witness, digest, frame_step, names_step, now_ms
 from acker_client.spark.driver.columns import into_python
@@ -45,7 +46,8 @@ _WRITES = frozenset({
     "append", "create", "createOrReplace", "csv", "insertInto", "jdbc", "json", "merge", "orc", "overwrite",
     "overwritePartitions", "parquet", "replace", "save", "saveAsTable", "text", "xml",
 })  # fmt: skip
-
+# Writer methods whose first argument is the name of a table.
+_INTO_TABLES = frozenset({"insertInto", "saveAsTable"})
 
 # PySpark's own method, because `others` replaces it while a sink runs.
 _map_in_arrow: Any = ClassicFrame.mapInArrow
@@ -203,6 +205,9 @@ class _FollowedWrites(_Followed):
     # The catalog table that the writer was made for; "" if there is none.
     _table = ""
 
+    # The path that the writer was given; "" if none was.
+    _path = ""
+
     @cached_property
     def _given(self) -> list[str]:
         """The calls that configured how and where to write, except ``mode``."""
@@ -216,6 +221,8 @@ class _FollowedWrites(_Followed):
             with witness.calling(name) as is_users:
                 if is_users and name in _WRITES:
                     return self._write(method, name, args, kwargs)
+                if is_users and name in ("option", "options"):
+                    self._path = str(_path_among(args, kwargs) or self._path)
                 if is_users and name != "mode":
                     self._given.append(repr((name, args, sorted(kwargs.items()))))
                 return method(*args, **kwargs)
@@ -226,11 +233,22 @@ class _FollowedWrites(_Followed):
         began_ms, trail, df = now_ms(), self._trail, self._df
         target = self._target(name, args, kwargs, df)
         try:
-            with trail.witness.delivering(df.sparkSession.sparkContext, target):
+            with (
+                turns.turn(self._place(name, args, kwargs), trail.witness.waits),
+                trail.witness.delivering(df.sparkSession.sparkContext, target),
+            ):
                 return method(*args, **kwargs)
         except Exception as error:
             trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
             raise
+
+    def _place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the place into which a call writes; "" if it is neither a path nor a table of a catalog."""
+        if self._table or name in _INTO_TABLES:
+            named = kwargs.get("name", kwargs.get("tableName", ""))
+            return turns.table(str(self._table or (args[0] if args else named)))
+        path = args[0] if args and name != "jdbc" else kwargs.get("path", self._path)
+        return turns.folder(str(path)) if path else ""
 
     def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
         given = repr((args, {key: value for key, value in kwargs.items() if key != "mode"}))
@@ -393,6 +411,13 @@ def _trails(given: Iterable[object]) -> Iterator[Trail]:
             yield each._trail
         elif isinstance(each, list | tuple):
             yield from _trails(each)
+
+
+def _path_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Return the value of the option ``path`` in a call of ``option`` or ``options``; None if it is not there."""
+    if "path" in (*args[:1], kwargs.get("key")):
+        return args[1] if args[1:] else kwargs.get("value")
+    return kwargs.get("path")
 
 
 def record_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:

@@ -17,7 +17,12 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark.commit_evidence.evidence import Target
 from acker_client.spark.driver.lineage import READS
+from acker_client.spark.driver.stores import Record, Stores
 from acker_client.spark.worker.notes import Note
+
+# The metrics of a plan's node, and the values of metrics by accumulator id as text.
+Metrics = Sequence[Record]
+Values = Mapping[str, str]
 
 # Nodes that end before they have read all their input, or hand on only a part of it.
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
@@ -126,20 +131,19 @@ class Graph:
     """A physical plan in Spark's store. ``is_python_source``: whether a table of this name is a Python data source,
     whose writer may stop before the end of its rows."""
 
-    def __init__(self, graph: Any, is_python_source: Callable[[str], bool]) -> None:
+    def __init__(self, graph: Record, is_python_source: Callable[[str], bool]) -> None:
         self._is_python_source = is_python_source
         self._nodes: dict[int, tuple[str, str]] = {}
-        self._metrics: dict[int, Any] = {}
-        for node in each(graph.allNodes()):
-            number = int(node.id())
-            name = str(node.name())
-            self._nodes[number] = name, str(node.desc())
+        self._metrics: dict[int, Metrics] = {}
+        for node in graph["allNodes"]:
+            number, name = int(node["id"]), str(node["name"])
+            self._nodes[number] = name, str(node["desc"])
             if name in PYTHON or _INSERTS.match(name):
-                self._metrics[number] = node.metrics()
+                self._metrics[number] = node["metrics"]
         # A node has several parents if its exchange is reused.
         self._above: dict[int, list[int]] = defaultdict(list)
-        for edge in each(graph.edges()):
-            self._above[int(edge.fromId())].append(int(edge.toId()))
+        for edge in graph["edges"]:
+            self._above[int(edge["fromId"])].append(int(edge["toId"]))
 
     @classmethod
     def of(cls, df: DataFrame) -> Graph:
@@ -147,7 +151,8 @@ class Graph:
         session: Any = df.sparkSession._jvm
         sql = session.org.apache.spark.sql.execution
         plan: Any = df._jdf.queryExecution().executedPlan()
-        return cls(sql.ui.SparkPlanGraph.apply(sql.SparkPlanInfo.fromSparkPlan(plan)), lambda _: True)
+        graph = sql.ui.SparkPlanGraph.apply(sql.SparkPlanInfo.fromSparkPlan(plan))
+        return cls(Stores(df.sparkSession).read(graph), lambda _: True)
 
     @property
     def writes(self) -> bool:
@@ -186,7 +191,7 @@ class Graph:
         found = [number for number, (node_name, _) in self._nodes.items() if node_name == name]
         return [self._plan_path(path) for number in found for path in self._paths_up(number)]
 
-    def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
+    def found_none(self, places: Places, values: Values, has_ended: bool) -> bool:
         """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_ended``: this
         execution itself has read the rows to the end of a task. ``has_ended`` is False if the execution reads rows that
         another execution cached."""
@@ -196,7 +201,7 @@ class Graph:
             return False
         return all(_is_zero(self._metrics[number], values) for number in found)
 
-    def has_left_out(self, values: Any) -> bool:
+    def has_left_out(self, values: Values) -> bool:
         """Whether a command may have skipped its write because the target exists (`mode("ignore")`, `IF NOT EXISTS`).
         ``values``: the metrics of the execution."""
         inserts = [(number, text) for number, (name, text) in self._nodes.items() if _INSERTS.match(name)]
@@ -238,23 +243,17 @@ class Graph:
         return name in _READS_ALL or name in CUTS or bool(_WRITES.match(name))
 
 
-def _is_zero(metrics: Any, values: Any) -> bool:
+def _is_zero(metrics: Metrics, values: Values) -> bool:
     """Whether a node's metrics show that it put out no rows."""
     return set(_rows(metrics, values)) == {"0"}
 
 
-def _rows(metrics: Any, values: Any) -> list[str]:
+def _rows(metrics: Metrics, values: Values) -> list[str]:
     """Return the value of each metric for a node's number of output rows; "" for a metric without a report."""
-    rows = [metric for metric in each(metrics) if metric.name() == "number of output rows"]
-    counts = [values.get(metric.accumulatorId()) for metric in rows]
-    return [str(count.get()) if count.isDefined() else "" for count in counts]
+    rows = [metric for metric in metrics if metric["name"] == "number of output rows"]
+    return [values.get(str(metric["accumulatorId"]), "") for metric in rows]
 
 
 def _groups(aggregate: str) -> bool:
     """Whether an aggregate computes something. A distinct does not: it hands on rows, so a cut above it drops rows."""
     return "functions=[]" not in aggregate
-
-
-def each(sequence: Any) -> Iterator[Any]:
-    for index in range(sequence.size()):
-        yield sequence.apply(index)

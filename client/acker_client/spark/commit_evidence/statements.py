@@ -19,8 +19,9 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.commit_evidence.evidence import Target
 from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed, follow_rows
-from acker_client.spark.commit_evidence.graph import each
+from acker_client.spark.commit_evidence.turns import table_of, turn
 from acker_client.spark.commit_evidence.witness import Trail, frame_step, names_step, now_ms
+from acker_client.spark.driver.catalyst import each
 from acker_client.spark.driver.lineage import new_tag
 
 _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace)\s+table)\b", re.IGNORECASE)
@@ -76,6 +77,7 @@ def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Tra
         ]
         with ExitStack() as stack:
             if delivers:
+                stack.enter_context(turn(table_of(text), over[0][0].witness.waits))
                 # A statement has one call site, so it can lead to the first sink only. For the other sinks, the plan
                 # shows their rows.
                 stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from acker_client.error_text import shorten
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target
 from acker_client.spark.commit_evidence.graph import Graph, Places
+from acker_client.spark.commit_evidence.turns import Waits
 from acker_client.spark.driver.lineage import JOB_TAG, new_tag
 from acker_client.spark.driver.session import CALL_SITE
 from acker_client.spark.worker.notes import NoteWriter
@@ -53,6 +54,7 @@ class Witness:
         self.calls: dict[str, Target] = {}
         # Views of the sink's rows by name, each with a key that is equal for equal rows.
         self.views: dict[str, Hashable] = {}
+        self.waits = Waits()
         self._lock = threading.Lock()
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
@@ -262,9 +264,10 @@ def _is_filtered_empty(df: DataFrame) -> bool:
     return is_empty and not _LIMITS.search(str(execution.analyzed().treeString()))
 
 
-def frame_step(df: DataFrame) -> tuple[str, int]:
+def frame_step(df: DataFrame) -> tuple[str, int, tuple[str, ...]]:
     """Return a frame as a step of a trail. Frames with the same analysed plan have equal steps."""
-    return ("frame", int(df._jdf.semanticHash()))
+    # `semanticHash` ignores the names of columns.
+    return ("frame", int(df._jdf.semanticHash()), tuple(df.columns))
 
 
 def names_step(spark: SparkSession) -> tuple[str, str, str]:

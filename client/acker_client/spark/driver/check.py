@@ -81,6 +81,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the function that a task runs. It is pickled by value and imports inside, so that it can report missing
     packages."""
     packages, plain = PACKAGES, dataclasses.asdict(dataclasses.replace(settings, pins=()))
+    tls = plain.pop("tls")
 
     def acker_check(batches: Iterator[Any]) -> Iterator[Any]:
         import importlib.metadata
@@ -101,10 +102,10 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
                 continue
         server = problem = ""
         try:
-            from acker_client.settings import Settings
+            from acker_client.settings import Settings, Tls
             from acker_client.spark.driver.check import reach
 
-            server = reach(Settings(**plain))
+            server = reach(Settings(**plain, tls=tls and Tls(**tls)))
         except Exception as error:  # noqa: BLE001  # any error there is a finding
             problem = f"{type(error).__name__}: {error}"
         answer = {
@@ -124,6 +125,8 @@ def reach(settings: Settings) -> str:
     """Ask the server for its version, from this process. Raises the errors of the client."""
     from acker_client.client import shared_client
 
+    if not settings.tracking:
+        return "tracking is off"
     return shared_client(settings).hello().server_version
 
 

@@ -1,7 +1,8 @@
 """Session: what a driver needs around its SparkSession, and one clear error if something is missing.
 
-Decides where the acker's address comes from (``spark.acker.servers``, else ``ACKER_SERVERS``), which Java and Python
-Spark uses, and which versions are too old or too new. Never opens a channel: the session must come before the channel,
+Decides where the acker's address comes from (``spark.acker.servers`` or ``spark.acker.accessFile``, else
+``ACKER_SERVERS`` or ``ACKER_ACCESS_FILE``, else a server of the application's own), which Java and Python Spark uses,
+and which versions are too old or too new. Never opens a channel: the session must come before the channel,
 because PySpark forks to start its JVM, and a fork beside gRPC's threads may hang.
 """
 
@@ -16,24 +17,38 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyspark import SparkContext, TaskContext
+from py4j.clientserver import ClientServer
+from pyspark import InheritableThread, SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
 from acker_client.errors import AckerError
 from acker_client.pins import Pins, decode, encode
-from acker_client.settings import SERVERS_VARIABLE, Settings, access_from, addresses, tls_of
+from acker_client.settings import (
+    ACCESS_FILE_VARIABLE,
+    SERVERS_VARIABLE,
+    Settings,
+    access_from,
+    addresses,
+    read_access_file,
+    tls_of,
+)
 from acker_client.spark import compat
+from acker_client.spark.driver import embedded
+from acker_client.spark.driver.stores import Stores
 from acker_client.spark.worker.notes import EXECUTION, NOTES, OUTER, handed_down, note_store_of
 from acker_protocol import placement
 
 N = TypeVar("N", int, float)
 
 SERVERS = "spark.acker.servers"
+ACCESS_FILE = "spark.acker.accessFile"
 TOKEN = "spark.acker.token"  # Spark redacts keys that hold "token" in its UI and logs
 TOKEN_FILE = "spark.acker.tokenFile"
 TLS = "spark.acker.tls"
@@ -43,17 +58,43 @@ BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
 REPLICAS = "spark.acker.replicas"
 SPREAD = "spark.acker.spread"
-KEYS = (SERVERS, TOKEN, TOKEN_FILE, TLS, *TLS_FILES.values(), BUDGET_S, ON_UNREACHABLE, REPLICAS, SPREAD)
+TRACKS = "spark.acker.tracking"
+KEYS = (
+    SERVERS,
+    ACCESS_FILE,
+    TOKEN,
+    TOKEN_FILE,
+    TLS,
+    *TLS_FILES.values(),
+    BUDGET_S,
+    ON_UNREACHABLE,
+    REPLICAS,
+    SPREAD,
+    TRACKS,
+)
 # The servers of the roots of the batch that this thread works on; set by the acker.
 PINS = "spark.acker.pins"
+# The token of tasks; set by the acker. Spark's event log shows local properties as they are, unless the context's own
+# settings have the key, and Spark copies settings that begin with "spark" over local properties.
+TASK_TOKEN = "acker.token"
+# Whether the batch that this thread works on is tracked; set by the acker. Without "spark" for the same reason.
+TASK_TRACKING = "acker.tracking"
+
+# The settings of tasks of a source with tracking off.
+NO_TRACKING = Settings((), tracking=False)
 
 # Spark's stores show these properties, if they are set, as the call that began an execution or a job.
 CALL_SITE = ("callSite.short", "callSite.long")
+
+# Spark's UI shows this property as what a job is for.
+DESCRIPTION = "spark.job.description"
 
 # Workers that are ready at once; see `acker_client.spark.daemon`.
 DAEMON = "acker_client.spark.daemon"
 
 JAVA_MIN = 17
+
+_handed_down = threading.local()
 
 
 class SessionError(AckerError):
@@ -61,28 +102,72 @@ class SessionError(AckerError):
 
 
 def settings_of(spark: SparkSession) -> Settings:
-    """Return how tasks of ``spark`` reach the acker. Raises :class:`SessionError` that says what to set."""
-    check_packages()
-    check_session(spark)
-    _check_workers(spark)
-    _check_keys(spark)
-    found = _settings(
-        lambda key: spark.sparkContext.getLocalProperty(key) if key == PINS else spark.conf.get(key, None)
-    )
-    if found is None:
+    """Return how tasks of ``spark`` reach the acker. If no server is named, start one for the application.
+
+    Raises :class:`SessionError` that says what to set."""
+    conf = _check(spark)
+    context = spark.sparkContext
+    local = context.getLocalProperty
+
+    def get(key: str) -> str | None:
+        return local(key) if key == PINS else conf.get(key)
+
+    found = _settings(get)
+    if found is None and local(PINS):
+        # A plain source names its servers to the client alone, and hands them down to this thread's jobs. Whether
+        # the thread's batch is tracked says nothing about other batches.
+        found = _settings(lambda key: None if key == TRACKS else _read_handed_down(local, key))
+    try:
+        found = found or _settings(get, lambda: embedded.reach(context))
+    except embedded.NotStarted as error:
         raise SessionError(
-            f"no acker server is named: set {SERVERS} on the session (.config('{SERVERS}', 'localhost:7070')) or"
+            f"{error}. Or name a server: set {SERVERS} on the session (.config('{SERVERS}', 'localhost:7070')) or"
             f" {SERVERS_VARIABLE} in the environment of the driver; `acker serve` starts a server"
-        )
+        ) from None
+    assert found is not None
+    if found.token is not None:
+        _redact(context)
     return found
 
 
-def _check_keys(spark: SparkSession) -> None:
+def _redact(context: SparkContext) -> None:
+    """Make Spark redact the token in its event log, where it is a property of each job."""
+    for key in (TOKEN, TASK_TOKEN):
+        if not context._conf.contains(key):
+            context._conf.set(key, "")
+
+
+def settings_in_batch(spark: SparkSession) -> Settings:
+    """Return the settings of the batch that this thread works on; outside of a batch those of the session. A source may
+    have turned tracking off for itself alone."""
+    check_session(spark)
+    if spark.sparkContext.getLocalProperty(TASK_TRACKING) == "false":
+        _check(spark)
+        return NO_TRACKING
+    return settings_of(spark)
+
+
+def settings_of_batch(spark: SparkSession, pins: Pins) -> Settings:
+    """Return the settings for tasks of a batch. ``pins``: where its roots live; () if tracking is off."""
+    if not pins:
+        _check(spark)
+        return NO_TRACKING
+    return replace(settings_of(spark), pins=pins)
+
+
+def _check(spark: SparkSession) -> Mapping[str, str]:
+    """Return all settings of a session that the acker can work in. Raises :class:`SessionError` for any other."""
+    check_packages()
+    check_session(spark)
+    _check_workers(spark)
+    conf = Stores(spark).conf()
+    _check_keys(conf)
+    return conf
+
+
+def _check_keys(conf: Mapping[str, str]) -> None:
     """Refuse an unknown setting, which would otherwise have no effect."""
-    session: Any = spark._jsparkSession
-    # One call to the JVM. `spark.conf.getAll` makes several for each key, and every batch comes here.
-    keys = str(session.conf().getAll().keys().mkString("\n")).split("\n")
-    for key in sorted(set(keys).difference(KEYS)):
+    for key in sorted(set(conf).difference(KEYS)):
         if key.startswith("spark.acker."):
             (nearest,) = difflib.get_close_matches(key, KEYS, n=1, cutoff=0)
             raise SessionError(f"{key} is no setting of the acker: the nearest is {nearest}; correct it or remove it")
@@ -108,27 +193,43 @@ def settings_here() -> Settings:
     if task is None:
         spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
         if spark is not None:
-            return settings_of(spark)
-    found = _settings(lambda key: None if task is None else task.getLocalProperty(key))
+            return settings_in_batch(spark)
+    found = _settings(lambda key: None if task is None else _read_handed_down(task.getLocalProperty, key))
     if found is None:
         raise SessionError(
-            "no acker server is named here: in the driver take settings = collector_settings(spark), and give them to"
-            f" Collector(name, settings); or set {SERVERS_VARIABLE} in the environment"
+            "no acker server is named here: start the job in the thread that took the batch or called frame(), or in an"
+            " InheritableThread; or take settings = collector_settings(spark), or source.settings, in the driver, and"
+            f" give them to Collector(name, settings); or set {SERVERS_VARIABLE} in the environment"
         )
     return found
+
+
+def _read_handed_down(local: Callable[[str], str | None], key: str) -> str | None:
+    if key == ACCESS_FILE:  # only the driver has the file, and has handed down its content
+        return None
+    if key == TOKEN:
+        return local(TASK_TOKEN) or local(TOKEN)
+    if key == TRACKS:
+        return local(TASK_TRACKING) or local(TRACKS)
+    return local(key)
 
 
 def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own settings, and
     only to jobs of frames.
 
-    Returns a function that undoes this, to be called in the same thread. One batch may be processed within another,
-    whose settings then apply again. After the outermost batch only the pins are removed.
+    Returns a function that undoes this, to be called in the same thread; in another thread, the properties of both
+    threads stay. One batch may be processed within another, whose settings then apply again. After the last batch only
+    what is about this batch is removed. Raises :class:`SessionError` if only one of two such batches is tracked,
+    because their tasks could not tell them apart.
     """
     context = spark.sparkContext
+    stack = _stack_of(context)
+    local = Stores(spark).local_properties()
     values = {
+        TASK_TRACKING: "true" if settings.tracking else "false",
         SERVERS: ",".join(settings.servers),
-        TOKEN: settings.token,
+        TASK_TOKEN: settings.token,
         TOKEN_FILE: settings.token_file,
         TLS: "false" if settings.tls is None else "true",
         **{key: getattr(settings.tls, name, None) for name, key in TLS_FILES.items()},
@@ -136,20 +237,84 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
         ON_UNREACHABLE: settings.on_unreachable,
         PINS: encode(settings.pins),
         NOTES: handed_down(note_store_of(context).note_writer),
-        OUTER: context.getLocalProperty(EXECUTION),
+        OUTER: local.get(EXECUTION),
         # In foreachBatch Spark would show the query's start for all executions, so a collect could not be recognized.
         **dict.fromkeys(CALL_SITE),
     }
-    is_within_another = bool(context.getLocalProperty(PINS))
-    before = {key: context.getLocalProperty(key) for key in values} if is_within_another else {PINS: None}
-    _set(context, values)
+    if not stack and local.get(PINS):
+        # This thread has inherited the settings of another thread's batch.
+        stack.append({key: local.get(key) for key in values})
+    if stack and stack[-1][TASK_TRACKING] != values[TASK_TRACKING]:
+        raise SessionError(
+            "this thread works on two batches, and tracking is on for one and off for the other: turn it on or off for"
+            " both, or give each source a thread of its own"
+        )
+    stack.append(values)
+    # Most of them have not changed since the last batch of this thread, and each change is a call into the JVM.
+    _set(context, {key: value for key, value in values.items() if local.get(key) != value})
 
     def take_back() -> None:
-        is_stopped = context._jsc is None
-        if not is_stopped and context.getLocalProperty(PINS) == values[PINS]:
-            _set(context, before)
+        # By identity: two batches may have equal settings.
+        mine = next((index for index, each in enumerate(stack) if each is values), None)
+        if mine is None:
+            return
+        del stack[mine]
+        if not is_stopped(context) and _stack_of(context) is stack:
+            _set(context, stack[-1] if stack else {PINS: None, TASK_TRACKING: None})
 
     return take_back
+
+
+def describe_jobs(spark: SparkSession, description: str) -> Callable[[], None]:
+    """Show the jobs of this thread in Spark's UI with ``description``, unless it is "".
+
+    Returns a function that undoes this, to be called in the same thread. It leaves a description of the user's alone.
+    """
+    context = spark.sparkContext
+    before = context.getLocalProperty(DESCRIPTION)
+    if description:
+        _set(context, {DESCRIPTION: description})
+
+    def take_back() -> None:
+        if description and not is_stopped(context) and context.getLocalProperty(DESCRIPTION) == description:
+            _set(context, {DESCRIPTION: before})
+
+    return take_back
+
+
+def start_thread(call: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread, and return it. It has the active session of this thread, and its jobs have the properties of this
+    thread's jobs, such as their group and scheduler pool. If the session is stopped, the thread may end without the
+    call."""
+    if not isinstance(SparkContext._gateway, ClientServer):
+        raise SessionError(
+            "concurrency needs a thread of the JVM for each thread of Python: leave PYSPARK_PIN_THREAD=false out of the"
+            " environment, or concurrency out of the source"
+        )
+    active = SparkSession.getActiveSession()
+
+    def begin() -> None:
+        if active is not None:
+            # py4j gives Java objects no type that a checker could use.
+            jvm: Any = active._jvm
+            jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(active._jsparkSession)
+        call()
+
+    thread: threading.Thread = InheritableThread(target=begin, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _stack_of(context: SparkContext) -> list[Mapping[str, str | None]]:
+    """Return the settings of the batches that this thread works on, the latest last."""
+    if getattr(_handed_down, "context", None) is not context:
+        _handed_down.context, _handed_down.stack = context, []
+    stack: list[Mapping[str, str | None]] = _handed_down.stack
+    return stack
+
+
+def is_stopped(context: SparkContext) -> bool:
+    return context._jsc is None
 
 
 def _set(context: SparkContext, values: Mapping[str, str | None]) -> None:
@@ -164,17 +329,38 @@ def pins_here() -> Pins:
     return () if task is None else decode(task.getLocalProperty(PINS) or "")
 
 
-def _settings(get: Callable[[str], str | None]) -> Settings | None:
-    """Read settings by their keys, else from the environment; None if no server is named."""
-    servers = get(SERVERS) or os.environ.get(SERVERS_VARIABLE)
-    if not servers:
-        return None
+def is_tracked_here(settings: Settings, *, is_anchored: bool) -> bool:
+    """Return whether a row may be failed at the servers in this task. If not, the failure of the row has to fail the
+    task.
+
+    ``settings`` may be older than the batch. So the thread that runs the job decides, by what was handed down to it. If
+    nothing was, only rows with anchors are known to be tracked.
+    """
+    task = TaskContext.get()
+    if task is None or not settings.tracking:
+        return settings.tracking
+    handed_down = task.getLocalProperty(TASK_TRACKING)
+    return is_anchored if handed_down is None else handed_down == "true"
+
+
+def _settings(
+    get: Callable[[str], str | None], own: Callable[[], dict[str, Any] | None] = lambda: None
+) -> Settings | None:
+    """Read settings by their keys, else from the environment. If no server is named, ``own`` says how one is reached,
+    or the result is None."""
+    tracks = get(TRACKS) or "true"
+    if tracks.lower() not in ("true", "false"):
+        raise SessionError(f"{TRACKS}={tracks!r}: give true or false")
+    if tracks.lower() == "false":
+        return NO_TRACKING
     budget = _number(BUDGET_S, get(BUDGET_S) or "60", float, "seconds, as 60")
     replicas, spread = get(REPLICAS), get(SPREAD)
     try:
+        reached = _reached(get) or own()
+        if reached is None:
+            return None
         return Settings(
-            servers=addresses(servers),
-            **_access(get),
+            **reached,
             budget_s=budget,
             on_unreachable=get(ON_UNREACHABLE) or "fail",  # type: ignore[arg-type]
             replicas=None
@@ -188,6 +374,20 @@ def _settings(get: Callable[[str], str | None]) -> Settings | None:
             f"the acker's settings of this session do not work: {error} (servers is {SERVERS}, budget_s is {BUDGET_S},"
             f" on_unreachable is {ON_UNREACHABLE}, replicas is {REPLICAS}, spread is {SPREAD})"
         ) from None
+
+
+def _reached(get: Callable[[str], str | None]) -> dict[str, Any] | None:
+    """Return the settings that say how the servers are reached; None if no server is named. Raises ValueError."""
+    servers, file = get(SERVERS), get(ACCESS_FILE)
+    if not servers and not file:
+        servers, file = os.environ.get(SERVERS_VARIABLE), os.environ.get(ACCESS_FILE_VARIABLE)
+    if servers and file:
+        raise ValueError(
+            f"{SERVERS} and {ACCESS_FILE} (or their variables): the file names the servers; give one of them"
+        )
+    if file:
+        return read_access_file(file)
+    return {"servers": addresses(servers), **_access(get)} if servers else None
 
 
 def _access(get: Callable[[str], str | None]) -> dict[str, Any]:

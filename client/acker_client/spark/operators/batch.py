@@ -32,6 +32,7 @@ class BatchStep:
     keep: tuple[str, ...]
     on_error: OnError
     digests_values: bool
+    anchored: bool = True
 
     def start(self, tally: Tally) -> TakeRows:
         return BatchTask(self, tally).take_rows
@@ -57,8 +58,17 @@ class BatchTask:
             yield from self._retry_in_halves(rows, error)
             return
         columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
-        names, keep = self._step.schema.names, self._step.keep
-        yield derive(self._tally, rows, columns, names, keep, parents=parents, digests_values=self._step.digests_values)
+        step = self._step
+        yield derive(
+            self._tally,
+            rows,
+            columns,
+            step.schema.names,
+            step.keep,
+            parents=parents,
+            digests_values=step.digests_values,
+            anchored=step.anchored,
+        )
 
     def _retry_in_halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
         n = len(rows)

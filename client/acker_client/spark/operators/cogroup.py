@@ -37,7 +37,7 @@ from acker_client.spark.operators.merging import (
     key_of,
     with_accounts_taken,
 )
-from acker_client.spark.plan_check import plan
+from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.returns import OperatorError, checked_columns, kind_of, one_batch
 from acker_client.spark.worker.rows import arrow_schema
@@ -115,9 +115,10 @@ class Cogroup:
         sides = [_Grouping.of(df, self.keys, self._label) for df in (left, right)]
         self._refuse_other_types(*sides)
         upstream = plan.mark_consumed(left, upstream, self.name)
-        task = self._task(schema, left.sparkSession, *(Side(side.names, side.is_tracked) for side in sides))
-        ours, theirs = (side.df.groupBy(*side.keys) for side in sides)
-        cogrouped = ours.cogroup(theirs).applyInArrow(_tables_function(task), fields_with_account(schema))
+        ours, theirs = (Side(side.names, side.is_tracked) for side in sides)
+        task = self._task(schema, left.sparkSession, ours, theirs, fusing.is_tracked(upstream))
+        first, second = (side.df.groupBy(*side.keys) for side in sides)
+        cogrouped = first.cogroup(second).applyInArrow(_tables_function(task), fields_with_account(schema))
         return with_accounts_taken(cogrouped, upstream, self.name, schema)
 
     def test(self, left: pa.Table, right: pa.Table, key: tuple[Any, ...] | None = None) -> pa.Table:
@@ -168,7 +169,9 @@ class Cogroup:
                     f" would meet. Make it one type first, as df.withColumn({key!r}, F.col({key!r}).cast({ours!r}))"
                 )
 
-    def _task(self, schema: StructType, spark: SparkSession | None, left: Side, right: Side) -> CogroupTask:
+    def _task(
+        self, schema: StructType, spark: SparkSession | None, left: Side, right: Side, tracking: bool = True
+    ) -> CogroupTask:
         merging = Merging.of(
             "cogroup",
             self.name,
@@ -177,6 +180,7 @@ class Cogroup:
             deterministic=self.deterministic,
             parents_max=self.parents_max,
             spark=spark,
+            tracking=tracking,
         )
         return CogroupTask(merging, self.function, self.takes_key, left, right)
 

@@ -24,12 +24,18 @@ class Culprits:
         self._is_first = True
 
     def fail_row(self, anchors: Anchors, row: int, error: Exception) -> None:
-        """Fail the trees of one row. Raises ``error`` again with ``on_error="raise"``, or if the row is unanchored."""
-        roots = [root for root, _ in anchors.of(row)]
-        if self._on_error == "raise" or not roots:
+        """Fail the trees of one row. An unanchored row is only dropped, because it belongs to an untracked record.
+
+        Raises ``error`` again with ``on_error="raise"``, or if the batch is not tracked.
+        """
+        if self._on_error == "raise" or not self._tally.tracking:
             raise error
+        roots = [root for root, _ in anchors.of(row)]
         brief = f"{self._name}: {type(error).__name__}"
         reason = f"{brief}: {error}"[:REASON_LENGTH_MAX]
+        if not roots:
+            self._tally.drop(reason)
+            return
         if self._is_first:
             self._is_first = False
             shown = "".join(traceback.format_exception(error))

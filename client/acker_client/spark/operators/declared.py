@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
@@ -39,6 +39,8 @@ class Declared:
     name: str | None
     on_error: OnError
     deterministic: bool
+    # Whether output rows belong to the trees of their input rows.
+    anchored: bool = True
 
     def __post_init__(self) -> None:
         if self.on_error not in ("fail", "raise"):
@@ -71,6 +73,7 @@ def declared(
     name: str | None,
     on_error: OnError,
     deterministic: bool,
+    anchors: Sequence[Never] | None,
 ) -> Declared:
     """Check the options of an operator and return them. Raises TypeError or ValueError."""
     decorator = DECORATORS[kind]
@@ -80,7 +83,9 @@ def declared(
     if not isinstance(keep, str) and not all(isinstance(column, str) for column in _iterable(keep)):
         raise TypeError(f"@{decorator}: keep={keep!r}; give a list of column names, or '*' for all")
     kept: tuple[str, ...] | Literal["*"] = "*" if keep == "*" else tuple(keep)
-    return Declared(schema, kept, name, on_error, deterministic)
+    if anchors is not None and (isinstance(anchors, str) or len(anchors)):
+        raise ValueError(f"@{decorator}: anchors={anchors!r}; leave it out, or give [] for rows that belong to no tree")
+    return Declared(schema, kept, name, on_error, deterministic, anchored=anchors is None)
 
 
 def declared_fields(schema: str | StructType, label: str) -> StructType:

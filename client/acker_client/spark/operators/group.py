@@ -31,7 +31,7 @@ from acker_client.spark.operators.merging import (
     key_of,
     with_accounts_taken,
 )
-from acker_client.spark.plan_check import plan
+from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.returns import OperatorError, checked_columns, kind_of
 from acker_client.spark.worker.rows import arrow_schema
@@ -92,7 +92,7 @@ class Group:
         base, names = into_python(df)
         keys = [key_of(key, df.columns, base.columns, f"group {self.name!r}") for key in self.keys]
         upstream = plan.mark_consumed(df, upstream, self.name)
-        task = self._task(schema, df.sparkSession, names)
+        task = self._task(schema, df.sparkSession, names, fusing.is_tracked(upstream))
         grouped = base.groupBy(*keys).applyInArrow(_table_function(task), fields_with_account(schema))
         return with_accounts_taken(grouped, upstream, self.name, schema)
 
@@ -111,7 +111,9 @@ class Group:
     def _fields(self) -> StructType:
         return declared_fields(self.schema, f"group {self.name!r}")
 
-    def _task(self, schema: StructType, spark: SparkSession | None, names: tuple[str, ...]) -> GroupTask:
+    def _task(
+        self, schema: StructType, spark: SparkSession | None, names: tuple[str, ...], tracking: bool = True
+    ) -> GroupTask:
         merging = Merging.of(
             "group",
             self.name,
@@ -120,6 +122,7 @@ class Group:
             deterministic=self.deterministic,
             parents_max=self.parents_max,
             spark=spark,
+            tracking=tracking,
         )
         return GroupTask(merging, self.function, names)
 

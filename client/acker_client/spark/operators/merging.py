@@ -102,6 +102,7 @@ class Merging:
     digests_values: bool
     parents_max: int
     large: bool
+    tracking: bool = True
 
     @classmethod
     def of(
@@ -114,11 +115,13 @@ class Merging:
         deterministic: bool,
         parents_max: int,
         spark: SparkSession | None,
+        tracking: bool = True,
     ) -> Merging:
-        """Return the options of step ``name`` of this ``kind``. ``spark``: None if there is no session."""
+        """Return the options of step ``name`` of this ``kind``. ``spark``: None if there is no session. ``tracking``:
+        whether the batch is tracked."""
         digests_values = not deterministic or spark is None or not spark_checks_reruns(spark)
         large = spark is not None and str(spark.conf.get(LARGE_TYPES, None)).lower() == "true"
-        return cls(f"{kind} {name!r}", name, schema, on_error, digests_values, parents_max, large)
+        return cls(f"{kind} {name!r}", name, schema, on_error, digests_values, parents_max, large, tracking)
 
     def merge(self, anchors: Anchors, make: Callable[[], Any], check: Callable[[Any], Made], given: pa.Schema) -> Any:
         """Return the output of one group as a Table: rows with packed anchors, and the account in the first row.
@@ -127,7 +130,7 @@ class Merging:
         result. ``given``: the schema of the rows that Spark passes in. A group without output rows leaves one
         placeholder row, which has the account and no anchors.
         """
-        tally = Tally(self.name, finds_copies=True)
+        tally = Tally(self.name, finds_copies=True, tracking=self.tracking)
         try:
             made = make()
         except OperatorError:
@@ -191,6 +194,8 @@ class Merging:
             raise OperatorError(f"{self.label}: a row has no parents; {advice}")
 
     def _anchors(self, tally: Tally, anchors: Anchors, columns: list[Any], parents: list[Positions]) -> Anchors:
+        if anchors.are_none:
+            return Anchors.none(len(parents), packed=True)
         named = np.concatenate([np.empty(0, np.int64), *parents])
         counts = np.bincount(named, minlength=anchors.rows).astype(np.int64)
         lengths = np.fromiter(map(len, parents), np.int64, len(parents))

@@ -9,7 +9,7 @@ tracking columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, Never, overload
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -32,6 +32,7 @@ from acker_client.spark.operators.declared import (
 from acker_client.spark.operators.row import RowFunction, RowStep
 from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker import chain
+from acker_client.spark.worker.pickled import pickled
 from acker_client.spark.worker.returns import BatchFunction, checked_batch, one_batch, over_pandas
 from acker_client.spark.worker.rows import RowReader, RowWriter, arrow_schema
 
@@ -109,10 +110,13 @@ class Operator:
 
     def _step(self, spark: SparkSession, given: StructType, schema: StructType, keep: tuple[str, ...]) -> chain.Step:
         declared = self._declared
+        context, anchored = spark.sparkContext, declared.anchored
         if self._kind == "row":
-            return RowStep(self.name, self.function, given, schema, keep, declared.on_error)
+            function = pickled(self.function, context)
+            return RowStep(self.name, function, given, schema, keep, declared.on_error, anchored)
         digests_values = not declared.deterministic or not spark_checks_reruns(spark)
-        return BatchStep(self.name, self._over_arrow(schema), schema, keep, declared.on_error, digests_values)
+        function = pickled(self._over_arrow(schema), context)
+        return BatchStep(self.name, function, schema, keep, declared.on_error, digests_values, anchored)
 
 
 @overload
@@ -123,6 +127,7 @@ def operator(
     keep: Sequence[str] | Literal["*"] = (),
     name: str | None = None,
     on_error: OnError = "fail",
+    anchors: Sequence[Never] | None = None,
 ) -> Callable[[RowFunction], Operator]: ...
 
 
@@ -135,6 +140,7 @@ def operator(
     keep: Sequence[str] | Literal["*"] = (),
     name: str | None = None,
     on_error: OnError = "fail",
+    anchors: Sequence[Never] | None = None,
 ) -> Operator: ...
 
 
@@ -146,15 +152,17 @@ def operator(
     keep: Sequence[str] | Literal["*"] = (),
     name: str | None = None,
     on_error: OnError = "fail",
+    anchors: Sequence[Never] | None = None,
 ) -> Any:
     """Make a row operator: ``function(row)`` yields or returns the rows that ``row`` becomes, or None for no rows.
 
     ``schema``: the schema of its output, as DDL or StructType. ``keep``: the input columns to add to the output, or
     ``"*"``. An output row may be a tuple, a Row, a dict, or the bare value if the schema has one column. ``name`` (by
     default the function's) goes into edges and reports, so keep it when you move the function. ``on_error``: if a row
-    raises, ``"fail"`` fails its record and goes on with the other rows; ``"raise"`` fails the task.
+    raises, ``"fail"`` fails its record and goes on with the other rows; ``"raise"`` fails the task. ``anchors=[]``: the
+    output belongs to no tree, as Storm's unanchored emits. A record is then done here, whatever becomes of the output.
     """
-    declaration = declared("row", schema, keep, name, on_error, True)
+    declaration = declared("row", schema, keep, name, on_error, True, anchors)
     if function is not None:
         return Operator(function, declaration, "row")
     return lambda function: Operator(function, declaration, "row")
@@ -166,6 +174,7 @@ def pandas_operator(
     keep: Sequence[str] | Literal["*"] = (),
     name: str | None = None,
     on_error: OnError = "fail",
+    anchors: Sequence[Never] | None = None,
     deterministic: bool = False,
 ) -> Callable[[BatchFunction], Operator]:
     """Make a batch operator over pandas frames.
@@ -178,7 +187,7 @@ def pandas_operator(
     promises that a repeated task gives the same output. Values are then not hashed if Spark itself checks re-run tasks.
     The other arguments are those of :func:`operator`.
     """
-    declaration = declared("pandas", schema, keep, name, on_error, deterministic)
+    declaration = declared("pandas", schema, keep, name, on_error, deterministic, anchors)
     return lambda function: Operator(function, declaration, "pandas")
 
 
@@ -188,6 +197,7 @@ def arrow_operator(
     keep: Sequence[str] | Literal["*"] = (),
     name: str | None = None,
     on_error: OnError = "fail",
+    anchors: Sequence[Never] | None = None,
     deterministic: bool = False,
 ) -> Callable[[BatchFunction], Operator]:
     """Make a batch operator over ``pyarrow.RecordBatch``, like :func:`pandas_operator`.
@@ -195,5 +205,5 @@ def arrow_operator(
     The function returns a RecordBatch or Table, alone or with ``parents``. If it raises, it is called again with each
     half of the batch, down to the single rows that cause the error.
     """
-    declaration = declared("arrow", schema, keep, name, on_error, deterministic)
+    declaration = declared("arrow", schema, keep, name, on_error, deterministic, anchors)
     return lambda function: Operator(function, declaration, "arrow")

@@ -18,16 +18,16 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from acker_client.cluster.scope import BatchScope
 from acker_client.settings import Settings
-from acker_client.spark.anchoring.anchors import TRACKING, Anchors, Positions, Rows, reserved
+from acker_client.spark.anchoring.anchors import TRACKING, Positions, Rows, reserved
 from acker_client.spark.anchoring.derive import batch_of
 from acker_client.spark.anchoring.pages import PARTITION_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
-from acker_client.spark.anchoring.tally import Report, Tally
+from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.commit_evidence.batch import BatchEvidence, Once
 from acker_client.spark.driver.persisted import DIGEST, PLACE, Persisted
-from acker_client.spark.operators.read import READ, TrackedFrame, planned
+from acker_client.spark.operators.emit import Emits, Emitter, Track, emits_of
+from acker_client.spark.operators.read import TrackedFrame, planned
 from acker_client.spark.worker.chain import Chain
-from acker_protocol.ids import Column, edge0_column, identity_term, mix64_column, root_ids
-from acker_protocol.messages import InitScope
+from acker_protocol.ids import Column
 
 # The column with the number of a row.
 NUMBER = "acker_number"
@@ -64,6 +64,8 @@ def frame_of_persisted(
     settings: Settings,
     once: Once | None = None,
     held: bool = True,
+    description: str = "",
+    track: Track = None,
 ) -> TrackedFrame:
     """Plan the reading of a batch from a persisted frame. For the other arguments see ``read.frame_of``."""
     spark = persisted.spark
@@ -73,8 +75,9 @@ def frame_of_persisted(
     base = persisted.read(pages.ids)
     ranges = tuple((each.partition, each.start, each.stop) for each in slices)
     names = tuple(persisted.schema.names)
-    chain = Chain(settings, FrameReading(scope, names, runs, pages, ranges))
-    return planned(base, chain, name, persisted.schema, evidence)
+    emits = emits_of(track, tracking=settings.tracking)
+    chain = Chain(settings, FrameReading(scope, names, runs, pages, ranges, emits))
+    return planned(base, chain, name, persisted.schema, evidence, description, scope, track)
 
 
 def rows_of_persisted(persisted: Persisted, slices: Sequence[ChosenRows], columns: Sequence[str]) -> pa.Table:
@@ -100,7 +103,7 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
     """Return a task function that keeps only the rows of ``runs``, and adds their numbers."""
 
     def pick(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch, places, _ in _checked(batches, pages):
+        for batch, places, _ in checked_rows(batches, pages):
             kept, numbers = runs.number_places(places)
             columns = [column.take(pa.array(kept)) for column in batch.columns[:-2]]
             names = [*batch.schema.names[:-2], NUMBER]
@@ -109,7 +112,7 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
     return pick
 
 
-def _checked(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[pa.RecordBatch, Positions, Column]]:
+def checked_rows(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[pa.RecordBatch, Positions, Column]]:
     """Yield the non-empty batches of a task, with the places and digests of their rows.
 
     Raises ``OtherRows`` if the rows differ from the counted rows, or if at the end rows of the partition are missing.
@@ -141,7 +144,7 @@ class FrameReading:
     """Entry of a chain that reads whole pages of a persisted frame.
 
     ``names``: the columns of the frame. ``pages``: the pages as they were counted. ``ranges``: (partition, start, stop)
-    of the batch's numbers.
+    of the batch's numbers. ``emits``: which records are tracked.
     """
 
     scope: BatchScope
@@ -149,39 +152,24 @@ class FrameReading:
     runs: Runs
     pages: Pages
     ranges: tuple[tuple[int, int, int], ...]
+    emits: Emits = "all"
 
     @property
     def from_outside(self) -> bool:
         return False
 
     def rows(self, batches: Iterable[pa.RecordBatch], reports: list[Report]) -> Iterator[Rows]:
-        emitted, partition = Tally(READ), -1
-        for batch, places, found in _checked(batches, self.pages):
+        emitter, partition = Emitter(self.scope, self.emits), -1
+        for batch, places, found in checked_rows(batches, self.pages):
             partition = int(places[0]) >> PARTITION_SHIFT
             kept, numbers = self.runs.number_places(places)
             columns = batch_of(batch.columns[:-2], list(self.names), batch.num_rows)
             digests = found
             if len(kept) < len(places):
                 columns, digests = columns.take(pa.array(kept)), found[kept]
-            roots = root_ids(self.scope.first, numbers.view(np.uint64))
-            anchors = Anchors(roots, initial_edges(roots, digests))
-            emitted.consume(anchors, np.zeros(len(roots), np.uint64))
+            anchors = emitter.emit(numbers.view(np.uint64), columns, digests)
             if len(kept):
                 yield Rows(columns, anchors)
         # A task without rows does not know its partition. Its numbers are not covered, and so they become LOST.
         if partition >= 0:
-            reports.append(self._inits(emitted, partition))
-
-    def _inits(self, emitted: Tally, partition: int) -> Report:
-        scope = self.scope
-        covered = [(start, stop) for owner, start, stop in self.ranges if owner == partition]
-        salt = sum(identity_term(scope.first + start, scope.first + stop) for start, stop in covered)
-        report = emitted.report(salt=salt)
-        return Report(
-            report.identity, report.entries, InitScope(scope.session, scope.number, np.array(covered, np.uint64))
-        )
-
-
-def initial_edges(roots: Column, digests: Column) -> Column:
-    """Return the initial edges of ``roots`` (uint64[n]), whose rows have these ``digests`` (uint64[n])."""
-    return mix64_column(edge0_column(roots) ^ digests)
+            reports += emitter.reports((start, stop) for owner, start, stop in self.ranges if owner == partition)

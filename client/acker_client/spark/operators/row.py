@@ -1,22 +1,24 @@
 """The step that calls a user's function with one row. The rows that the function yields are the row's children.
 
-Passes children on as soon as there are enough, so that memory stays bounded. If a row raises, or its children do not
-fit the schema, its tree fails and the other rows go on.
+Works in pieces of few rows, and passes children on as soon as there are enough, so that memory stays bounded. If a row
+raises, or its children do not fit the schema, its tree fails and the other rows go on.
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.anchors import Anchors, Rows
 from acker_client.spark.anchoring.derive import derive
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
@@ -27,6 +29,11 @@ from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter
 
 RowFunction = Callable[[Any], Any]
 
+# The most rows of a piece. A piece is made, passed to the function and converted before the next one. Its objects stay
+# in the processor's cache, and are freed before the garbage collector visits them.
+PIECE_ROWS = 1 << 10
+# A piece ends early when its rows have this many children.
+PIECE_CHILDREN = 1 << 12
 # New objects between two garbage collections while rows are made: a compromise between speed and memory.
 COLLECT_EVERY = 50_000
 
@@ -41,9 +48,18 @@ class RowStep:
     schema: StructType
     keep: tuple[str, ...]
     on_error: OnError
+    anchored: bool = True
 
     def start(self, tally: Tally) -> TakeRows:
         return RowTask(self, tally).take_rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Children of some rows: ``counts``, the number of children of each row, and the ``columns`` of all children."""
+
+    counts: list[int]
+    columns: list[Any]
 
 
 class RowTask:
@@ -57,55 +73,80 @@ class RowTask:
 
     def take_rows(self, rows: Rows) -> Iterator[Rows]:
         with _rare_collections():
-            given = self._reader.rows(rows.data)
-            start = 0
-            while start < len(given):
-                children = self._children(rows, start, given)
-                yield self._anchor_children(rows, start, children)
-                start += len(children)
+            start, pieces, found = 0, list[_Piece](), 0
+            for piece in self._pieces(rows):
+                pieces.append(piece)
+                found += sum(piece.counts)
+                if found >= chain.BATCH_ROWS:
+                    yield self._anchor_children(rows, start, pieces)
+                    start += sum(len(each.counts) for each in pieces)
+                    pieces, found = [], 0
+            if pieces:
+                yield self._anchor_children(rows, start, pieces)
 
-    def _children(self, rows: Rows, start: int, given: list[Any]) -> list[list[Any]]:
-        """Return the children of the rows from ``start`` on, a list for each row.
+    def _pieces(self, rows: Rows) -> Iterator[_Piece]:
+        """Call the function for every row, and yield the children of the rows, in order."""
+        for start in range(0, len(rows), PIECE_ROWS):
+            row, stop = start, min(start + PIECE_ROWS, len(rows))
+            left = enumerate(self._reader.rows(rows.data.slice(start, PIECE_ROWS)), start)
+            while row < stop:
+                # No variable here may hold the children: the next piece takes their memory, which is in the cache.
+                piece = self._converted(rows.anchors, row, *self._call(rows.anchors, left))
+                yield piece
+                row += len(piece.counts)
 
-        Stops at the last row, or as soon as the children fill a batch.
-        """
-        children, found = list[list[Any]](), 0
-        for row in range(start, len(given)):
-            made = self._call(rows, row, given[row])
-            children.append(made)
-            found += len(made)
-            if found >= chain.BATCH_ROWS:
-                break
-        return children
-
-    def _call(self, rows: Rows, row: int, given: Any) -> list[Any]:
-        try:
-            return self._writer.returned_rows(self._step.function(given))
-        except Exception as error:  # noqa: BLE001  # the user's function may raise anything
-            self._culprits.fail_row(rows.anchors, row, error)
-            return []
-
-    def _anchor_children(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
-        """Return the children of the rows from ``start`` on, anchored to these rows."""
-        every = list(itertools.chain.from_iterable(children))
-        try:
-            columns = self._writer.columns(every)
-        except Exception:  # noqa: BLE001  # Arrow raises several types of errors for unfit values
-            self._drop_mismatches(rows, start, children)
-            columns = self._writer.columns(list(itertools.chain.from_iterable(children)))
-        counts = np.fromiter(map(len, children), np.int64, len(children))
-        part = Rows(rows.data.slice(start, len(children)), rows.anchors.slice(start, start + len(children)))
-        return derive(self._tally, part, columns, self._step.schema.names, self._step.keep, counts=counts)
-
-    def _drop_mismatches(self, rows: Rows, start: int, children: list[list[Any]]) -> None:
-        """Fail the rows with a child that does not fit the schema; turn the children of the others into tuples."""
-        for index, made in enumerate(children):
+    def _call(self, anchors: Anchors, left: Iterator[tuple[int, Any]]) -> tuple[list[int], list[Any]]:
+        """Call the function for the rows that are ``left`` (index and Row), until their children fill a piece. Return
+        the number of children of each row, and all children."""
+        function, returned_rows = self._step.function, self._writer.returned_rows
+        counts, children, before = list[int](), list[Any](), 0
+        for row, given in left:
             try:
-                children[index] = self._writer.tuples(made)
-                self._writer.check(children[index])
+                made = function(given)
+                # Most functions are generators, and need none of the checks.
+                children.extend(made if type(made) is GeneratorType else returned_rows(made))
+            except Exception as error:  # noqa: BLE001  # the user's function may raise anything
+                # A generator may have yielded children before it raised.
+                del children[before:]
+                self._culprits.fail_row(anchors, row, error)
+            counts.append(len(children) - before)
+            before = len(children)
+            if before >= PIECE_CHILDREN:
+                break
+        return counts, children
+
+    def _converted(self, anchors: Anchors, start: int, counts: list[int], children: list[Any]) -> _Piece:
+        """Return the children of the rows from ``start`` on as columns. Rows with a child that does not fit fail."""
+        try:
+            return _Piece(counts, self._writer.columns(children))
+        except Exception:  # noqa: BLE001  # Arrow raises several types of errors for unfit values
+            counts, children = self._drop_mismatches(anchors, start, counts, children)
+            return _Piece(counts, self._writer.columns(children))
+
+    def _drop_mismatches(
+        self, anchors: Anchors, start: int, counts: list[int], children: list[Any]
+    ) -> tuple[list[int], list[Any]]:
+        """Fail the rows with a child that does not fit the schema. Return the counts and children (as tuples) without
+        theirs."""
+        fit, fitting = list[int](), list[Any]()
+        for row, (first, after) in enumerate(pairwise(accumulate(counts, initial=0)), start):
+            try:
+                made = self._writer.tuples(children[first:after])
+                self._writer.check(made)
             except Mismatch as error:
-                self._culprits.fail_row(rows.anchors, start + index, error)
-                children[index] = []
+                self._culprits.fail_row(anchors, row, error)
+                made = []
+            fit.append(len(made))
+            fitting += made
+        return fit, fitting
+
+    def _anchor_children(self, rows: Rows, start: int, pieces: list[_Piece]) -> Rows:
+        """Return the children of the rows from ``start`` on, anchored to these rows."""
+        counts = np.array([count for piece in pieces for count in piece.counts], np.int64)
+        columns = [pa.concat_arrays(parts) for parts in zip(*(piece.columns for piece in pieces), strict=True)]
+        part = Rows(rows.data.slice(start, len(counts)), rows.anchors.slice(start, start + len(counts)))
+        step = self._step
+        return derive(self._tally, part, columns, step.schema.names, step.keep, counts=counts, anchored=step.anchored)
 
 
 @contextmanager

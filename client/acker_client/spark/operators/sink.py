@@ -65,7 +65,7 @@ class Sink(Generic[Args, Value]):
         upstream = plan.guard(df, self.name, kind="sink")
         applied = fusing.applied_to(df) or fusing.arriving(df, upstream)
         self._check_batches(applied.batches)
-        chain = applied.chain.then(self._step(applied.chain.settings.pins), is_tracked=False)
+        chain = applied.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
         # Only the same sink with the same arguments on the same rows may make up for an earlier failure.
         key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._identity, *args, kwargs))

@@ -7,23 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import pyarrow.compute as pc
+import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, NullType
 
 from acker_client.spark.anchoring.anchors import Rows
 from acker_client.spark.anchoring.derive import derive
 from acker_client.spark.anchoring.tally import Tally
+from acker_client.spark.driver import conditions
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
 from acker_client.spark.operators.declared import Transform, check_name, refuse_untracked
-from acker_client.spark.plan_check import fusing
+from acker_client.spark.operators.flags import FLAG, flagged, without_flag
+from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker.chain import TakeRows
-
-# An internal column between the two plan nodes of the step. The user never sees it.
-FLAG = "_acker_keep"
+from acker_client.spark.worker.condition import Expression, rows_where
 
 
 def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
@@ -39,38 +37,37 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
 
     def keep(df: DataFrame) -> DataFrame:
         refuse_untracked(df, "where")
-        flag = F.expr(condition) if isinstance(condition, str) else condition
-        step = WhereStep(name, not spark_checks_reruns(df.sparkSession))
-        flagged = df.withColumn(FLAG, flag)
-        kind = flagged.schema[FLAG].dataType
-        if isinstance(kind, NullType):
-            flagged = df.withColumn(FLAG, flag.cast("boolean"))
-        elif not isinstance(kind, BooleanType):
-            raise ValueError(
-                f"where: the condition {condition!r} is of type {kind.simpleString()}; give one that is true or false,"
-                ' as where("qty > 0")'
-            )
-        return fusing.plan_step(flagged, step, "operator", user_schema(df))
+        ahead, digests_values = flagged(df, condition, "where"), not spark_checks_reruns(df.sparkSession)
+        # Behind a chain, a condition that Spark evaluates would cost the rows a way to the JVM and back.
+        applied = fusing.applied_to(df)
+        found = conditions.on_arrow(df, ahead, FLAG) if applied else None
+        step, schema = WhereStep(name, digests_values, found), user_schema(df)
+        if applied is None or found is None:
+            return fusing.plan_step(ahead, step, "operator", schema)
+        return fusing.extend(applied, plan.guard(df, name, kind="operator"), step, "operator", schema)
 
     return keep
 
 
 @dataclass(frozen=True, slots=True)
 class WhereStep:
-    """Drops the rows whose flag is not true."""
+    """Drops the rows for which the ``condition`` is not true. If it is None, Spark has put its value into a column."""
 
     name: str
     digests_values: bool
+    condition: Expression | None = None
 
     def start(self, tally: Tally) -> TakeRows:
         return partial(self._take_rows, tally)
 
     def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
-        flags = rows.data.column(FLAG)
-        data = rows.data.select([name for name in rows.data.schema.names if name != FLAG])
-        kept = np.flatnonzero(pc.fill_null(flags, False).to_numpy(zero_copy_only=False)).astype(np.int64)
+        if self.condition is None:
+            rows, flags = without_flag(rows)
+        else:
+            flags = rows_where(self.condition, rows.data)
+        kept, data = np.flatnonzero(flags).astype(np.int64), rows.data
         if len(kept) < len(rows):
-            data = data.filter(flags)
+            data = data.filter(pa.array(flags))
         yield derive(
             tally,
             rows,

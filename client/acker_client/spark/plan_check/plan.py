@@ -11,15 +11,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from acker_client.spark import compat
 from acker_client.spark.anchoring.anchors import MIXED, PACKED, THIN, TRACKING
+from acker_client.spark.commit_evidence import acked
 from acker_client.spark.commit_evidence.executions import Executions
-from acker_client.spark.commit_evidence.graph import each
 from acker_client.spark.driver import lineage
+from acker_client.spark.driver.catalyst import each
 from acker_client.spark.driver.lineage import Consumer, Node
 from acker_client.spark.plan_check import refusals
 from acker_client.spark.plan_check.refusals import REFUSALS, MovingBoundaries, Refused
@@ -142,23 +144,32 @@ class _Walk:
         self._df = df
         self._consumer = consumer
         self._session = df.sparkSession
-        jvm: Any = self._session._jvm
-        self._attribute_seq = getattr(jvm.org.apache.spark.sql.catalyst.expressions, "package$AttributeSeq")
         self._definitions: dict[int, Plan] = {}
         self.nodes: list[Node] = []
         self.moving = False
         self.columns = _columns_of(df, consumer)
 
     def run(self) -> None:
-        names, top = self._df.columns, self._df._jdf.queryExecution().analyzed()
+        names = self._df.columns
         if not self.columns:
-            raise self._why_lost(top)
+            raise self._why_lost(self._df._jdf.queryExecution().analyzed())
         if respelled := refusals.respelled(self._consumer, names):
             raise respelled
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise refusals.doubled_name(self._consumer, twice)
-        self._walk_down(top, {column: names.index(column) for column in self.columns})
+        # A step's own frame needs no walk: its plan is the step itself, on top.
+        if (step := acked.step_of(self._df)) is not None:
+            self._remembered(step.function)
+            self.nodes.append(step)
+        else:
+            top = self._df._jdf.queryExecution().analyzed()
+            self._walk_down(top, {column: names.index(column) for column in self.columns})
+
+    @cached_property
+    def _attribute_seq(self) -> Any:
+        jvm: Any = self._session._jvm
+        return getattr(jvm.org.apache.spark.sql.catalyst.expressions, "package$AttributeSeq")
 
     def _walk_down(self, plan: Plan, positions: Positions) -> None:
         """Walk down to the steps below ``plan``, whose output holds the tracking columns at ``positions``."""
@@ -185,9 +196,7 @@ class _Walk:
 
     def _reach_step(self, name: str, plan: Plan, positions: Positions) -> None:
         function = plan.functionExpr().name()
-        node = lineage.node_of(function)
-        if node is None and lineage.is_ours(function):
-            raise refusals.settled_batch(self._consumer)
+        node = self._remembered(function)
         if node is None:
             raise self._refusal(name, plan)
         for column, position in positions.items():
@@ -198,6 +207,14 @@ class _Walk:
             lacking = next(column for column in self.columns if column not in positions)
             raise refusals.altered_column(self._consumer, lacking, self.columns)
         self.nodes.append(node)
+
+    def _remembered(self, function: str) -> Node | None:
+        """Return the step with this function; None if it is not a tracked step. Raises :class:`Refused` for a step that
+        is forgotten with its batch."""
+        node = lineage.node_of(function)
+        if node is None and lineage.is_ours(function):
+            raise refusals.settled_batch(self._consumer)
+        return node
 
     def _through_project(self, plan: Plan, positions: Positions) -> dict[str, int]:
         below = self._attribute_seq(plan.child().output())

@@ -184,6 +184,13 @@ def rows_twice(consumer: str, node: Node) -> Refused:
     )
 
 
+def tracked_and_not(nodes: Sequence[Node]) -> Refused:
+    return Refused(
+        f"the rows of {' and '.join(map(str, nodes))} meet, and tracking is off for some of their sources and on for"
+        " others: turn it on or off for all of them"
+    )
+
+
 def connect_frame(consumer: str) -> Refused:
     return _refused(consumer, f"{compat.CONNECT}.")
 

@@ -101,17 +101,21 @@ class Chain:
         for step in self.steps:
             # Only the first step checks for copies, and only if its rows come from outside: no copy can arise within
             # the chain.
-            tallies.append(Tally(step.name, finds_copies=self.entry.from_outside and not tallies))
+            finds_copies = self.entry.from_outside and not tallies
+            tallies.append(Tally(step.name, finds_copies=finds_copies, tracking=self.settings.tracking))
             flow = _through(step.start(tallies[-1]), flow)
         for rows in flow:
             yield from _chunks(pack(rows) if self.is_tracked else rows.data)
         inits_first = sorted(entered, key=lambda report: report.inits is None)
         reports = itertools.chain(inits_first, (tally.report() for tally in tallies))
-        self._write_notes([send(report) for report in reports if not report.is_empty])
+        self._write_notes([send(report) for report in reports if not report.is_empty], tallies)
 
-    def _write_notes(self, results: Sequence[ReportResult | None]) -> None:
+    def _write_notes(self, results: Sequence[ReportResult | None], tallies: Sequence[Tally]) -> None:
         if self.note_writer is None:
             return
+        for tally in tallies:
+            if tally.dropped:
+                self.note_writer.write("dropped", self.tag, index=tally.dropped, function=tally.dropped_because)
         if any(result is not None and result.conflict for result in results):
             self.note_writer.write("conflict", self.tag)
         if not self.entry.from_outside:
@@ -145,6 +149,12 @@ class Sender:
         """``note_writer``: None for the writer that the job's thread has handed down."""
         self._settings = settings
         self._note_writer = note_writer
+
+    def is_of_plain_source(self, report: Report) -> bool:
+        """Whether a plain source has emitted the first root of a report. Asks the servers."""
+        from acker_client.client import shared_client
+
+        return shared_client(self._settings).has_emitted(int(report.entries.root_ids[0]))
 
     def __call__(self, report: Report) -> ReportResult:
         # A conflict (another attempt had other rows) is not an error of this task. The client logs it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import pickle
 import threading
+import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,7 +26,8 @@ from acker_client.pins import Pin
 # part: one partition of an RDD was read to its end.
 # conflict: the server had already counted a report with this identity and other content.
 # without: a server was left out of a report.
-Kind = Literal["read", "end", "cut", "part", "conflict", "without"]
+# dropped: a step has dropped rows of untracked records that failed.
+Kind = Literal["read", "end", "cut", "part", "conflict", "without", "dropped"]
 
 EXECUTION = "spark.sql.execution.id"
 # The execution that the driver's thread was in when the batch was planned, as in foreachBatch. RDD jobs that begin
@@ -39,8 +41,9 @@ NOTES = "spark.acker.notes"
 class Note:
     """One note. ``tag``: the tracked step that the note is about; the batch if ``kind`` is *without*. ``execution``:
     the SQL execution, -1 in an RDD job. ``stage``: Spark's stage id. ``rdd``, ``index``: the watched RDD and its
-    partition, or -1. If ``kind`` is *without*, ``index`` is the server's id. ``is_empty``: the partition has no rows.
-    ``function``: the function that ended early, if ``kind`` is *cut*."""
+    partition, or -1. If ``kind`` is *without*, ``index`` is the server's id; if it is *dropped*, the number of rows.
+    ``is_empty``: the partition has no rows. ``function``: the function that ended early, if ``kind`` is *cut*; the
+    first reason, if it is *dropped*."""
 
     kind: Kind
     tag: str
@@ -135,14 +138,13 @@ class NoteStore:
 
 
 _lock = threading.Lock()
-_note_stores: dict[str, NoteStore] = {}
+_note_stores: weakref.WeakKeyDictionary[SparkContext, NoteStore] = weakref.WeakKeyDictionary()
 
 
 def note_store_of(context: SparkContext) -> NoteStore:
     """Return the context's only store of notes."""
     with _lock:
-        application = str(context.applicationId)
-        if application not in _note_stores:
-            _note_stores.clear()
-            _note_stores[application] = NoteStore(context)
-        return _note_stores[application]
+        found = _note_stores.get(context)
+        if found is None:
+            found = _note_stores[context] = NoteStore(context)
+        return found

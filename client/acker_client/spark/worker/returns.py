@@ -112,23 +112,25 @@ def over_pandas(function: BatchFunction, schema: StructType, name: str) -> Batch
 
     def over_arrow(batch: pa.RecordBatch) -> Any:
         frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), subject)
-        fields = arrow_schema(schema)
-        if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
-            hint = _PANDAS_HINTS.get(_type(frame), _HINTS.get(_type(frame), "return a frame of the declared columns"))
-            column = schema.names[0] if schema.names else "x"
-            raise OperatorError(
-                f"{subject} returned {kind_of(frame)} where a pandas DataFrame is expected:"
-                f" {hint.format(column=column)}"
-            )
-        names = list(frame.columns)
-        for field in fields:
-            if names.count(field.name) != 1:
-                lack = "lacks it" if field.name not in names else "has it more than once"
-                raise OperatorError(f"{subject} declares a column {field.name!r}, and the frame {lack}: it has {names}")
-        columns = [_pandas_column(frame[field.name], field, subject) for field in fields]
-        return batch_of(columns, schema.names, len(frame)), parents
+        return batch_of(columns_of_frame(frame, arrow_schema(schema), subject), schema.names, len(frame)), parents
 
     return over_arrow
+
+
+def columns_of_frame(frame: Any, schema: pa.Schema, subject: str) -> list[Any]:
+    """Return the columns that ``schema`` declares from a pandas frame. Raises :class:`OperatorError`."""
+    if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
+        hint = _PANDAS_HINTS.get(_type(frame), _HINTS.get(_type(frame), "return a frame of the declared columns"))
+        column = schema.names[0] if schema.names else "x"
+        raise OperatorError(
+            f"{subject} returned {kind_of(frame)} where a pandas DataFrame is expected: {hint.format(column=column)}"
+        )
+    names = list(frame.columns)
+    for field in schema:
+        if names.count(field.name) != 1:
+            lack = "lacks it" if field.name not in names else "has it more than once"
+            raise OperatorError(f"{subject} declares a column {field.name!r}, and the frame {lack}: it has {names}")
+    return [_pandas_column(frame[field.name], field, subject) for field in schema]
 
 
 def kind_of(value: Any) -> str:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections import namedtuple
-from collections.abc import Callable, Iterable
-from functools import partial
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Sequence
 from types import NoneType
 from typing import Any
 
@@ -40,6 +37,7 @@ from pyspark.sql.types import (
 
 from acker_client.spark import compat
 from acker_client.spark.worker import ddl
+from acker_client.spark.worker.python_values import reader_of, row_maker
 
 Child = tuple[Any, ...]
 
@@ -137,17 +135,14 @@ class RowReader:
     """Makes Rows from the columns of a batch. Not picklable; made in the task."""
 
     def __init__(self, schema: StructType) -> None:
-        self._converters = [_from_arrow(field.dataType) for field in schema.fields]
-        self._make: Callable[[Child], Row] = partial(tuple.__new__, _row_class(tuple(schema.names)))
+        self._readers = [reader_of(field.dataType) for field in schema.fields]
+        self._make = row_maker(schema.names)
 
     def rows(self, batch: pa.RecordBatch) -> list[Row]:
         """Return one Row for each row of ``batch``, whose columns are in the order of the schema."""
         if not batch.num_columns:
             return [self._make(()) for _ in range(batch.num_rows)]
-        columns = [
-            values if convert is None else [convert(value) for value in values]
-            for values, convert in zip(map(compat.values, batch.columns), self._converters, strict=True)
-        ]
+        columns = [read(column) for read, column in zip(self._readers, batch.columns, strict=True)]
         return list(map(self._make, zip(*columns, strict=True)))
 
 
@@ -189,9 +184,10 @@ class RowWriter:
         kinds = set(map(type, children))
         if self._width == 1 and not any(issubclass(kind, (tuple, dict)) for kind in kinds):
             return [self._column(0, children, kinds)]
-        if not kinds <= {tuple} or not set(map(len, children)) <= {self._width}:
-            children = self.tuples(children)
-        return [self._column(index, list(map(itemgetter(index), children))) for index in range(self._width)]
+        columns = _transposed(children) if kinds == {tuple} else None
+        if columns is None or len(columns) != self._width:
+            columns = list(zip(*self.tuples(children), strict=True)) if children else [()] * self._width
+        return [self._column(index, values) for index, values in enumerate(columns)]
 
     def tuples(self, children: list[Any]) -> list[Child]:
         """Return ``children`` as tuples. Raises :class:`Mismatch`."""
@@ -206,7 +202,7 @@ class RowWriter:
                 except Exception as error:  # noqa: BLE001  # Arrow raises several types of errors
                     raise self._mismatch(index, value, error) from None
 
-    def _column(self, index: int, values: list[Any], kinds: set[type] | None = None) -> Any:
+    def _column(self, index: int, values: Sequence[Any], kinds: set[type] | None = None) -> Any:
         """Return one Arrow array. ``kinds``: the types of ``values``, if they are already known."""
         field, convert = self._schema.fields[index], self._converters[index]
         kinds = kinds or set(map(type, values))
@@ -249,13 +245,12 @@ class RowWriter:
         return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self._schema.fields)
 
 
-def _row_class(names: tuple[str, ...]) -> type[Row]:
-    """Make a subclass of Row that finds its fields without a search. It pickles and prints like any Row."""
-    # The getters of a namedtuple read any tuple by position, and are far quicker than a property.
-    make: Any = namedtuple  # noqa: PYI024  # its fields are known only at run time
-    getters = make("Getters", [f"at_{index}" for index in range(len(names))])
-    fields = {name: vars(getters)[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
-    return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
+def _transposed(rows: list[Child]) -> list[Child] | None:
+    """Return the columns of some rows; None if the rows differ in length."""
+    try:
+        return list(zip(*rows, strict=True))
+    except ValueError:
+        return None
 
 
 def _is_accepted(kind: type, declared: DataType) -> bool:
@@ -264,10 +259,6 @@ def _is_accepted(kind: type, declared: DataType) -> bool:
         if isinstance(declared, field):
             return kind is NoneType or (issubclass(kind, accepted) and not (kind in _NARROWER and kind not in accepted))
     return True
-
-
-def _from_arrow(kind: DataType) -> Callable[[Any], Any] | None:
-    return None if isinstance(kind, BinaryType) else compat.from_arrow(kind)
 
 
 def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:

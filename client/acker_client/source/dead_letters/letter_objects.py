@@ -1,0 +1,126 @@
+"""Dead letters in an object store: a folder of objects, because nothing can be appended to an object.
+
+Each write makes a new object of JSON lines, the same lines as in a file of dead letters. It is durable before the
+records of its letters count as done. The names of the objects begin with the time, so that they sort in the order of
+writing, and hold a random part, so that no two drivers write the same one. A source that dies right after a write may
+write the same letters again, so a letter is written at least once.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from acker_client.source.errors import SourceError
+from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.storage.connecting import store_of
+from acker_client.source.storage.listing import find_objects
+from acker_client.source.storage.store import Store
+from acker_client.source.storage.urls import url_of
+from acker_client.source.waiting import OUTAGE_S, outlast
+
+# A larger write becomes several objects.
+PART_BYTES = 64 << 20
+SUFFIX = ".jsonl"
+# An empty object that shows at the start that letters can be written. A pattern does not match a hidden name.
+PROBE = ".writable"
+
+
+class DeadLetterObjects:
+    """A folder of dead letters in an object store: ``dead_letters=DeadLetterObjects("bucket/dead", filesystem=...)``.
+
+    ``url``: the folder, as a URL; ``dead_letters="s3://bucket/dead"`` is the same. With ``filesystem`` (one of
+    pyarrow), the path in it. Needs the extra `spark`.
+    """
+
+    # Tests replace it: Unix seconds.
+    _wall: Callable[[], float] = staticmethod(time.time)
+
+    def __init__(self, url: str | os.PathLike[str], *, filesystem: Any = None) -> None:
+        self.url = os.fspath(url)
+        if filesystem is None and url_of(self.url) is None:
+            raise ValueError(f"DeadLetterObjects({self.url!r}): give a URL, like s3://bucket/dead, or filesystem=...")
+        self._filesystem = filesystem
+        self._run = secrets.token_hex(4)
+        self._written = 0
+        self._folder: tuple[Store, str] | None = None
+
+    def __str__(self) -> str:
+        url = url_of(self.url)
+        return self.url if url is None else url.shown
+
+    def open(self) -> None:
+        """Check that letters can be written there. Raises :class:`SourceError`."""
+        store, folder = self._open_folder()
+        self._write(store, f"{folder}/{PROBE}", b"")
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        """Write ``letters`` as new objects, which are durable on return. Raises :class:`SourceError` if that fails."""
+        store, folder = self._open_folder()
+        for content in _parts(letter.to_json().encode(errors="surrogatepass") + b"\n" for letter in letters):
+            self._write(store, f"{folder}/{self._next_name()}", content)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _open_folder(self) -> tuple[Store, str]:
+        if self._folder is None:
+            self._folder = folder_of(self.url, self._filesystem)
+        return self._folder
+
+    def _next_name(self) -> str:
+        self._written += 1
+        return new_name(self._wall(), self._run, self._written)
+
+    def _write(self, store: Store, path: str, content: bytes) -> None:
+        try:
+            # A second try writes the same object again.
+            outlast(lambda: store.write(path, content), f"{self}, to write dead letters", OUTAGE_S)
+        except SourceError as error:
+            raise SourceError(
+                f"dead letters cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
+                " are read again at the next start"
+            ) from None
+
+
+def folder_of(url: str, filesystem: Any = None) -> tuple[Store, str]:
+    """Return the store of a folder, and the folder's path in it. Raises ``SourceError``."""
+    found = store_of([url], filesystem, "dead letters")
+    if found is None:
+        raise SourceError(f"dead letters: {url!r} is no URL of a store")
+    store, (folder,) = found
+    return store, folder.rstrip("/")
+
+
+def objects_of(store: Store, path: str) -> list[str]:
+    """Return the objects of letters that ``path`` names, in the order of writing: those in a folder, or one object."""
+
+    def in_folder(store: Store, folder: str) -> Any:
+        return find_objects(store, [f"{folder}/*{SUFFIX}"], asker="dead letters", in_folder=in_folder, may_be_none=True)
+
+    found = find_objects(store, [path], asker="dead letters", in_folder=in_folder, may_be_none=True)
+    return [store.path_of(found[index]) for index in range(len(found))]
+
+
+def new_name(now_s: float, run: str, number: int) -> str:
+    """Return a name that no other object has."""
+    moment = datetime.fromtimestamp(now_s, UTC)
+    return f"{moment:%Y%m%dT%H%M%S}.{moment.microsecond:06d}Z-{run}-{number:06d}{SUFFIX}"
+
+
+def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines in pieces of about ``PART_BYTES``."""
+    together: list[bytes] = []
+    size = 0
+    for line in lines:
+        together.append(line)
+        size += len(line)
+        if size >= PART_BYTES:
+            yield b"".join(together)
+            together, size = [], 0
+    if together:
+        yield b"".join(together)

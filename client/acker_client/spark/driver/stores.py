@@ -1,0 +1,143 @@
+"""Stores: Spark's records of executions and jobs, and its settings, each read with one call into the JVM.
+
+Decides how Spark's records reach Python: the JVM writes them as JSON, because a call for each field of each record
+would cost more than all the rest of a small batch. Jackson and its module for Scala come with Spark, which uses them
+for its REST API. Times are in ms.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+# How many of the newest executions the first call reads, and how many jobs. Few batches run more. An execution has its
+# whole plan, as text of 10 KB or more.
+EXECUTIONS_FIRST, JOBS_FIRST = 2, 8
+
+# A record of Spark, as JSON.
+Record = Mapping[str, Any]
+
+
+class _Context:
+    """The objects of one SparkContext in the JVM, none of which is ever replaced there. Getting them takes some fifteen
+    calls, and a new mapper would learn each class again."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        # py4j gives Java objects no type that a checker could use.
+        jvm: Any = spark._jvm
+        self.jvm = jvm
+        self.scala: Any = spark._jsparkSession.sparkContext()
+        self.core: Any = self.scala.statusStore()
+        self.settings: Any = self.scala.conf()
+        self.bus: Any = self.scala.listenerBus()
+        jackson: Any = jvm.com.fasterxml.jackson
+        self.mapper: Any = jackson.databind.ObjectMapper()
+        module = getattr(jackson.module.scala, "DefaultScalaModule$")
+        self.mapper.registerModule(getattr(module, "MODULE$"))
+
+
+_lock = threading.Lock()
+_contexts: weakref.WeakKeyDictionary[SparkContext, _Context] = weakref.WeakKeyDictionary()
+
+
+def _context_of(spark: SparkSession) -> _Context:
+    with _lock:
+        found = _contexts.get(spark.sparkContext)
+        if found is None:
+            found = _contexts[spark.sparkContext] = _Context(spark)
+        return found
+
+
+class Stores:
+    """Spark's stores, and the settings of a session. Free to make. Thread-safe."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = _context_of(spark)
+        self._session: Any = spark._jsparkSession
+
+    @cached_property
+    def _sql(self) -> Any:
+        return self._session.sharedState().statusStore()
+
+    def read(self, java: Any) -> Any:
+        """Return an object of the JVM, with everything in it, in one call."""
+        return json.loads(self._context.mapper.writeValueAsString(java))
+
+    def wait_until_recorded(self, wait_ms: int) -> None:
+        """Wait until Spark has recorded everything that has happened so far."""
+        self._context.bus.waitUntilEmpty(wait_ms)
+
+    def conf(self) -> Mapping[str, str]:
+        """Return all settings of the session."""
+        found: Mapping[str, str] = self.read(self._session.conf().getAll())
+        return found
+
+    @property
+    def context_settings(self) -> Any:
+        """The settings of the SparkContext; ``get(key, default)`` asks the JVM."""
+        return self._context.settings
+
+    def local_properties(self) -> Mapping[str, str]:
+        """Return the properties that Spark gives to the jobs of this thread."""
+        found: Mapping[str, str] = self.read(self._context.scala.getLocalProperties())
+        return found
+
+    def executions(self, after: int = -1, *, most: int | None = None) -> list[Record]:
+        """Return the executions whose id is over ``after``, or the newest ``most`` of them, oldest first."""
+        count = EXECUTIONS_FIRST if most is None else most
+        while True:
+            kept = self.executions_kept()
+            count = min(count, kept)
+            found: list[Record] = self.read(self._sql.executionsList(kept - count, count)) if count else []
+            # Nothing is found if Spark has dropped executions since it counted them.
+            if count == kept or (found and (most is not None or int(found[0]["executionId"]) <= after)):
+                return [each for each in found if int(each["executionId"]) > after]
+            count *= 4 if found else 1
+
+    def executions_kept(self) -> int:
+        return int(self._sql.executionsCount())
+
+    def execution(self, number: int) -> Record:
+        found: Record = self.read(self._sql.execution(number).get())
+        return found
+
+    def plan_graph(self, number: int) -> Record:
+        found: Record = self.read(self._sql.planGraph(number))
+        return found
+
+    def metrics(self, number: int) -> Mapping[str, str]:
+        """Return the values of an execution's metrics, by accumulator id as text."""
+        found: Mapping[str, str] = self.read(self._sql.executionMetrics(number))
+        return found
+
+    def jobs(self, after: int = -1, *, most: int | None = None) -> list[Record]:
+        """Return the jobs whose id is over ``after``, or the newest ``most`` of them, newest first."""
+        listed, count = self._context.core.jobsList(None), JOBS_FIRST if most is None else most
+        while True:
+            found: list[Record] = self.read(listed.take(count))
+            if len(found) < count or most is not None or int(found[-1]["jobId"]) <= after:
+                return [each for each in found if int(each["jobId"]) > after]
+            count *= 4
+
+    def jobs_kept(self) -> int:
+        return int(self._context.core.jobsList(None).size())
+
+    def job(self, number: int) -> Record:
+        found: Record = self.read(self._context.core.job(number))
+        return found
+
+    def stage_dot(self, stage: int) -> str:
+        """Return the operators of a stage as text. Raises py4j's error for a stage that Spark skipped or dropped."""
+        graph = self._context.core.operationGraphForStage(stage)
+        return str(self._context.jvm.org.apache.spark.ui.scope.RDDOperationGraph.makeDotFile(graph))
+
+    def is_python_source(self, name: str) -> bool:
+        """Whether a Python data source has this name."""
+        return bool(self._session.sessionState().dataSourceManager().dataSourceExists(name))

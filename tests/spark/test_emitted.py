@@ -1,0 +1,459 @@
+"""Frames of a plain source: the driver emits their rows, tasks ack them by several means, and never too early."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from acker_client import AckerClient, OpenSource, Verdict
+from acker_client.spark import (
+    Collector,
+    Refused,
+    acker_udf,
+    branch,
+    operator,
+    process_client,
+    sink,
+    where,
+)
+from acker_client.spark import functions as AF
+from acker_client.spark.anchoring.pages import OtherRows, Pages, Runs, place_of
+from acker_client.spark.anchoring.tally import Report
+from acker_client.spark.commit_evidence.batch import NotHeld
+from acker_client.spark.driver.persisted import DIGEST, PLACE
+from acker_client.spark.driver.session import NO_TRACKING, PINS, TASK_TRACKING, SessionError, hand_down
+from acker_client.spark.operators.emitted import EmittedReading
+from acker_protocol.ids import edge0, hash64, root_id
+
+ROWS = 12
+ALL = dict.fromkeys(range(ROWS), "ACKED")
+FIFTHS = {number: "ACKED" if number % 5 else "FAILED" for number in range(ROWS)}
+
+
+@pytest.fixture
+def source(start_server: Callable[..., Any]) -> Iterator[OpenSource]:
+    """A source on three servers."""
+    yield from open_source([start_server(id=number).address for number in range(3)])
+
+
+@pytest.fixture
+def alone(server: Any) -> Iterator[OpenSource]:
+    """A source on one server."""
+    yield from open_source([server.address])
+
+
+def open_source(servers: list[str]) -> Iterator[OpenSource]:
+    with AckerClient(servers) as client, client.open_source("plain", lease_s=600, message_timeout_s=None) as source:
+        yield source
+
+
+@pytest.fixture
+def df(spark: SparkSession) -> DataFrame:
+    return spark.range(ROWS).selectExpr("id", "concat('w', id) AS text").repartition(3)
+
+
+@pytest.fixture(autouse=True)
+def _own_thread_properties(spark: SparkSession) -> Iterator[None]:
+    """Give the next test a thread to which nothing was handed down."""
+    yield
+    for key in ("spark.acker.servers", PINS, "spark.acker.notes"):
+        spark.sparkContext.setLocalProperty(key, None)  # type: ignore[arg-type]
+
+
+def verdicts(source: OpenSource) -> dict[Any, str]:
+    found: dict[Any, str] = {}
+    while source.pending:
+        outcome = next(source.outcomes())
+        assert outcome.message_id not in found
+        found[outcome.message_id] = outcome.verdict.name
+    return found
+
+
+def post(rows: Iterable[Any]) -> None:
+    with Collector("post") as out:
+        for row in rows:
+            if row.id % 5:
+                out.ack(row)
+            else:
+                out.fail(row, "on purpose")
+
+
+@pytest.mark.long
+@pytest.mark.matrix
+def test_a_collector_on_several_servers_needs_nothing_but_the_frame(source: OpenSource, df: DataFrame) -> None:
+    frame = source.frame(df, message_id="id")
+    assert frame.columns == ["id", "text", "_root", "_edge"]
+    job = InheritableThread(target=frame.foreachPartition, args=(post,))
+    job.start()
+    assert verdicts(source) == FIFTHS
+    job.join()
+
+
+@pytest.mark.long
+def test_collectors_in_two_stages_end_the_trees_of_the_rows(source: OpenSource, df: DataFrame) -> None:
+    def split(rows: Iterable[Any]) -> Iterator[Row]:
+        with Collector("split") as out:
+            for row in rows:
+                for letter in row.text:
+                    yield out.emit({"id": row.id, "letter": letter}, anchors=[row])
+                yield out.emit({"id": row.id, "letter": "log"}, anchors=[])
+                out.ack(row)
+
+    frame = source.frame(df, message_id="id")
+    letters = frame.rdd.mapPartitions(split).repartition(2)
+    letters.foreachPartition(post)
+    assert verdicts(source) == FIFTHS
+
+
+@pytest.mark.long
+@pytest.mark.matrix
+def test_an_ack_column_waits_for_the_columns_that_it_names(alone: OpenSource, df: DataFrame) -> None:
+    checked = F.udf(lambda text: f"no {text}" if text == "w7" else None, "string")
+    frame = alone.frame(df, message_id="id")
+    frame.select("id", AF.fail(checked("text"))).collect()
+    assert verdicts(alone) == {**ALL, 7: "FAILED"}
+    loud = F.udf(str.upper, "string")
+    frame = alone.frame(df, message_id=["id", "text"])
+    made = frame.withColumn("loud", loud("text")).select("loud", AF.ack(after="loud"))
+    assert min(made.collect()) == ("W0", True)
+    assert verdicts(alone) == {(number, f"w{number}"): "ACKED" for number in range(ROWS)}
+
+
+@pytest.mark.long
+def test_an_ack_that_waits_for_nothing_is_refused_for_rows_that_are_not_held(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df)
+    with pytest.raises(Exception, match=r"name the columns that have to be computed before, as ack\(after="):
+        frame.select("id", AF.ack()).collect()
+    assert alone.pending == ROWS
+
+
+@pytest.mark.long
+def test_what_an_ack_column_names_is_computed_in_a_node_below_it(alone: OpenSource, df: DataFrame) -> None:
+    loud = F.udf(str.upper, "string")
+    made = alone.frame(df).select(loud("text").alias("loud"), "_root", "_edge").select(AF.ack(after="loud"))
+    plan = made._jdf.queryExecution().executedPlan().toString()
+    evals = [line for line in plan.splitlines() if "EvalPython" in line]
+    assert ["acker_ack_" in line for line in evals] == [True, False]
+
+
+@acker_udf("int")
+def row_udf(number: int, text: str) -> int:
+    if number % 5 == 0:
+        raise ValueError("on purpose")
+    return len(text)
+
+
+@acker_udf("int")
+def pandas_udf(number: pd.Series, text: pd.Series) -> pd.Series:
+    if (number % 5 == 0).any():
+        raise ValueError("on purpose")
+    return text.str.len()
+
+
+@acker_udf("int")
+def arrow_udf(number: pa.Array, text: pa.Array) -> pa.Array:
+    return pa.array([row_udf.function(*each) for each in zip(number.to_pylist(), text.to_pylist(), strict=True)])
+
+
+@acker_udf("int")
+def iterator_udf(batches: Iterator[tuple[pd.Series, pd.Series]]) -> Iterator[pd.Series]:
+    for batch in batches:
+        yield pandas_udf.function(*batch)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("udf", [row_udf, pandas_udf, arrow_udf, iterator_udf], ids=lambda each: each.name)
+def test_a_udf_acks_its_rows_and_fails_those_for_which_it_raises(source: OpenSource, df: DataFrame, udf: Any) -> None:
+    made = source.frame(df, message_id="id").select("id", udf("id", "text").alias("size")).collect()
+    assert {row.id: row["size"] for row in made} == {
+        number: len(f"w{number}") if number % 5 else None for number in range(ROWS)
+    }
+    assert verdicts(source) == FIFTHS
+
+
+@pytest.mark.long
+def test_records_that_a_udf_or_an_emit_column_makes_are_acked_by_the_next_step(
+    alone: OpenSource, df: DataFrame
+) -> None:
+    @acker_udf("letters array<string>, first string", emits=True)
+    def parse(text: str) -> tuple[list[str], str]:
+        return list(text), text[0]
+
+    parsed = alone.frame(df, message_id="id").select("id", parse("text").alias("r")).select("id", "r.*")
+    emitted = parsed.select("id", "letters", "_root", AF.emit("letters").alias("edges"))
+    each = F.explode(F.arrays_zip("letters", "edges")).alias("each")
+    letters = emitted.select("id", "_root", each).select("id", "_root", F.col("each.edges").alias("_edge"))
+    letters.repartition(2).foreachPartition(post)
+    assert verdicts(alone) == FIFTHS
+
+
+@pytest.mark.long
+def test_operators_work_on_the_frame_and_their_unanchored_output_belongs_to_no_tree(
+    alone: OpenSource, df: DataFrame
+) -> None:
+    @operator("id long", anchors=[])
+    def log(row: Row) -> int:
+        return int(row.id)
+
+    first, second = branch(alone.frame(df, message_id="id").transform(where("id < 9")), 2)
+    assert {row._root for row in first.transform(log).collect()} == {None}
+    second.foreachPartition(post)
+    assert verdicts(alone) == {**FIFTHS, 10: "ACKED"}
+
+
+def test_a_process_client_reports_once_for_its_block_from_anywhere_below_it(
+    source: OpenSource, spark: SparkSession
+) -> None:
+    settings, records = source.settings, [(*source.emit(number), number) for number in range(ROWS)]
+
+    def handle(anchor: tuple[int, int], number: int) -> None:
+        with process_client() as client:
+            if number % 5:
+                client.ack(anchor)
+            else:
+                process_client().fail(anchor, "on purpose")
+
+    def work(given: Iterable[tuple[int, int, int]]) -> None:
+        with process_client(settings):
+            for root, edge, number in given:
+                handle((root, edge), number)
+
+    rdd = spark.sparkContext.parallelize(records, 2)
+    rdd.foreachPartition(work)
+    rdd.foreachPartition(work)
+    assert verdicts(source) == FIFTHS
+
+
+@pytest.mark.long
+def test_two_readings_of_a_frame_count_once(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df, message_id="id")
+    half = InheritableThread(target=lambda: frame.select("id").limit(2).collect())
+    half.start()
+    half.join()
+    assert frame.count() == ROWS
+    frame.foreachPartition(post)
+    frame.foreachPartition(post)
+    assert verdicts(alone) == FIFTHS
+
+
+def page_of(texts: list[str]) -> tuple[Any, Pages, Runs]:
+    """Return the rows of one partition as a task reads them, and how they were counted and numbered."""
+    places = np.arange(len(texts)) + place_of(2, 0)
+    # A row's digest includes its place.
+    digests = np.array([hash64(f"{place} {text}") for place, text in zip(places, texts, strict=True)], np.uint64)
+    columns = [pa.array(texts), pa.array(places), pa.array(digests.view(np.int64))]
+    batch = pa.RecordBatch.from_arrays(columns, names=["_0", PLACE, DIGEST])
+    pages = Pages(places[:1] >> 12, np.array([len(texts)]), np.bitwise_xor.reduce(digests, keepdims=True))
+    return batch, pages, Runs.of([places], [1000])
+
+
+def vals_of(texts: list[str], reports: list[Report], consumed: list[tuple[int, int]]) -> dict[int, int]:
+    """Return the ack val of each root after its init, these reports, and the consumption of these anchors."""
+    vals = {root_id(1000, number): edge0(root_id(1000, number)) for number in range(len(texts))}
+    for report in reports:
+        for root, val in zip(report.entries.root_ids.tolist(), report.entries.ack_vals.tolist(), strict=True):
+            vals[root] ^= val
+    for root, edge in consumed:
+        vals[root] ^= edge
+    return vals
+
+
+TEXTS = st.lists(st.text("ab", max_size=3), min_size=1, max_size=6)
+
+
+@given(TEXTS, TEXTS, st.integers(1, 4))
+def test_a_row_counts_as_read_with_its_whole_partition_and_only_as_itself(
+    texts: list[str], others: list[str], size: int
+) -> None:
+    batch, pages, runs = page_of(texts)
+    reading = EmittedReading(("text",), runs, pages)
+    reports = list[Report]()
+    flow = reading.rows([batch.slice(at, size) for at in range(0, len(texts), size)], reports)
+    anchors = [pair for rows in flow for row in range(len(rows)) for pair in rows.anchors.of(row)]
+    assert set(vals_of(texts, reports, anchors).values()) == {0}
+    assert all(vals_of(texts, [], anchors).values())
+    again = list[Report]()
+    for _ in reading.rows([batch], again):
+        pass
+    assert [(each.identity, each.entries.ack_vals.tolist()) for each in again] == [
+        (each.identity, each.entries.ack_vals.tolist()) for each in reports
+    ]
+    changed, other_pages, other_runs = page_of(others)
+    if others != texts:
+        with pytest.raises(OtherRows):
+            list(reading.rows([changed], []))
+        # Were it not noticed, the edges would differ.
+        other = list[Report]()
+        for _ in EmittedReading(("text",), other_runs, other_pages).rows([changed], other):
+            pass
+        same = [number for number, (one, two) in enumerate(zip(texts, others, strict=False)) if one == two]
+        shared = range(min(len(texts), len(others)))
+        vals = vals_of(texts, other if len(others) <= len(texts) else [], anchors)
+        done = {number for number in shared if not vals[root_id(1000, number)]}
+        assert done <= set(same)
+
+
+@pytest.mark.long
+def test_rows_that_are_computed_anew_as_others_are_never_acked(alone: OpenSource, spark: SparkSession) -> None:
+    drawn = F.udf(lambda _: __import__("secrets").randbits(60), "long").asNondeterministic()
+    df = spark.range(ROWS).select("id", drawn("id").alias("drawn"))
+    frame = alone.frame(df, message_id="id")
+    df.unpersist()
+    with pytest.raises(Exception, match="gives other rows when it is computed anew"):
+        frame.foreachPartition(post)
+    assert alone.pending == ROWS
+
+
+def is_kept(df: DataFrame) -> bool:
+    return bool(df.storageLevel.useMemory)
+
+
+@pytest.mark.long
+def test_an_emitted_frame_is_unpersisted_when_each_row_has_its_outcome(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df)
+    assert df.is_cached
+    assert is_kept(df)
+    frame.foreachPartition(post)
+    assert len(verdicts(alone)) == ROWS
+    assert not is_kept(df)
+    alone.frame(df)
+    alone.close()
+    assert not is_kept(df)
+    assert {outcome.verdict for outcome in alone.outcomes()} == {Verdict.LOST}
+
+
+@pytest.mark.long
+def test_a_row_without_a_message_id_is_named_by_its_root(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df)
+    roots = [row._root for row in frame.select("_root").collect()]
+    frame.foreachPartition(post)
+    assert sorted(verdicts(alone)) == sorted(roots)
+
+
+@pytest.mark.long
+def test_an_empty_frame_has_no_outcomes(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df.where("id < 0"), message_id="id")
+    assert frame.count() == alone.pending == 0
+    frame.foreachPartition(post)
+
+
+def untracked(frame: DataFrame) -> DataFrame:
+    return frame.sparkSession.range(3)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("take", "match"),
+    [
+        (lambda frame: frame.join(untracked(frame), "id").foreachPartition(post), "Join"),
+        (lambda frame: frame.where("id > 3").foreachPartition(post), "Filter"),
+        (lambda frame: frame.union(frame).select(AF.ack(after="id")), "twice"),
+        (lambda frame: frame.select("*", F.explode(F.array("id", "id"))).select(row_udf("id", "text")), "Generate"),
+        (lambda frame: frame.crossJoin(untracked(frame).toDF("n")).mapInArrow(iter, "n long"), "Join"),
+    ],
+)
+def test_rows_that_were_dropped_or_multiplied_are_refused(
+    alone: OpenSource, df: DataFrame, take: Callable[[DataFrame], Any], match: str
+) -> None:
+    with pytest.raises(Refused, match=match):
+        take(alone.frame(df))
+
+
+def test_a_sink_is_refused_because_the_rows_are_not_held(alone: OpenSource, df: DataFrame) -> None:
+    @sink
+    def save(rows: DataFrame) -> None:
+        rows.collect()
+
+    with pytest.raises(NotHeld, match=r"take a source of acker_client\.source"):
+        save(alone.frame(df))
+
+
+@pytest.mark.parametrize(
+    ("given", "message_id", "match"),
+    [
+        (lambda df: df.withColumn("_ROOT", F.lit(1)), None, "the acker's own"),
+        (lambda df: df, "nothing", "message_id='nothing' is no column"),
+        (lambda df: df.rdd, None, "a DataFrame is expected"),
+    ],
+)
+def test_a_frame_that_cannot_be_emitted_is_refused(
+    alone: OpenSource, df: DataFrame, given: Callable[[DataFrame], Any], message_id: Any, match: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=match):
+        alone.frame(given(df), message_id)
+    assert alone.pending == 0
+
+
+def test_a_frame_is_refused_inside_a_batch_of_another_source(alone: OpenSource, df: DataFrame) -> None:
+    df.sparkSession.sparkContext.setLocalProperty(PINS, "[a pin]")
+    with pytest.raises(SessionError, match="in a thread of its own"):
+        alone.frame(df)
+
+
+@pytest.mark.parametrize("by", ["session", "batch"])
+def test_a_frame_is_refused_where_tracking_is_off(
+    alone: OpenSource, df: DataFrame, conf: Callable[[str, str], None], by: str
+) -> None:
+    if by == "session":
+        conf("spark.acker.tracking", "false")
+    else:
+        hand_down(df.sparkSession, NO_TRACKING)
+    with pytest.raises(SessionError, match="frame\\(\\) is called where tracking is off"):
+        alone.frame(df)
+    assert alone.pending == 0
+
+
+def test_a_frame_whose_last_outcome_another_thread_reads_leaves_that_thread_its_batch(
+    alone: OpenSource, df: DataFrame
+) -> None:
+    context = df.sparkSession.sparkContext
+    df_of_source, found = alone.frame(df), list[Any]()
+
+    def read() -> None:
+        hand_down(df.sparkSession, NO_TRACKING)
+        verdicts(alone)
+        found.append(context.getLocalProperty(TASK_TRACKING))
+
+    df_of_source.select(AF.ack(after="text")).collect()
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert found == ["false"]
+
+
+@pytest.mark.long
+def test_a_job_of_a_thread_to_which_nothing_was_handed_down_says_what_to_do(
+    alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame, errors = alone.frame(df), list[str]()
+
+    def job() -> None:
+        try:
+            frame.foreachPartition(post)
+        except Exception as error:  # noqa: BLE001
+            errors.append(str(error))
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    thread.join()
+    assert "or in an InheritableThread; or take settings = collector_settings(spark), or source.settings" in errors[0]
+
+
+def test_an_acker_udf_acks_the_rows_of_a_batch_that_is_held(live: Callable[..., Any]) -> None:
+    batch = live([f"w{number}" for number in range(6)])
+    rows = batch.df.select(row_udf(F.col("number") + 1, "text").alias("size")).collect()
+    assert len(rows) == 6
+    assert {number: verdict.name for number, verdict in batch.settle().items()} == {
+        number: "FAILED" if number == 4 else "ACKED" for number in range(6)
+    }
