@@ -64,14 +64,14 @@ demo: $(READY)
 	@$(WITH_SPARK) $(BIN)/acker demo $(ARGS)
 
 test: $(READY)
-	@$(WITH_SPARK) $(BIN)/python -m pytest -n 2 --dist worksteal --durations=16 $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -n 3 --dist worksteal --durations=16 $(ARGS)
 
 FAST := tests/client tests/contract tests/fuzz tests/protocol tests/service tests/simulation tests/source tests/spark
 test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not (slow or long or kafka or jvm or process)" -n 4 --dist worksteal $(FAST) $(ARGS)
 
 test-long: $(READY)
-	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 3 --dist worksteal --timeout 1800 $(ARGS)
 	@test -n "$(ARGS)" || .ci/matrix run "$$(.ci/matrix today)"
 
 test-kafka: $(READY)
