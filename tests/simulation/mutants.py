@@ -134,10 +134,10 @@ def _old_generation(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_evidence(real: Callable[..., Any]) -> Callable[..., Any]:
-    def end_work(self: Settling, batch: Any, error: Any = None) -> None:
+    def judge_work(self: Settling, batch: Any, error: Any = None) -> None:
         batch.error = None
 
-    return end_work
+    return judge_work
 
 
 def _no_memory(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -508,7 +508,7 @@ MUTANTS = (
     Mutant("a section cut in two", ((reports, "_cut_entries", _cut_sections),), matters=_in_parts),
     Mutant("a report applied in half", ((Applying, "_apply", _half_a_section),)),
     Mutant("an old generation believed", ((Registration, "renewed", _old_generation),)),
-    Mutant("a batch done without evidence", ((Settling, "end_work", _no_evidence),)),
+    Mutant("a batch done without evidence", ((Settling, "judge_work", _no_evidence),)),
     Mutant("reports forgotten at once", ((Dedupe, "record_applied", _no_memory),)),
     Mutant("an identity for each attempt", ((Tally, "report", _own_identity),)),
     Mutant("a fail taken for an ack", ((Applying, "_apply", _no_fails),)),

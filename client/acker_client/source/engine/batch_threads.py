@@ -67,7 +67,7 @@ class BatchThreads:
             if error is not None:
                 raise error
             self._open.remove(batch)
-            self._run.settle_ended(batch)
+            self._run.settle_judged(batch)
 
     def _next_ended(self, wait_s: float) -> tuple[Batch, BaseException | None] | None:
         """Wait for the next thread to end. Return its batch, and its error from outside the user's function."""
@@ -90,13 +90,13 @@ class BatchThreads:
 
     def _work(self, batch: Batch) -> None:
         try:
-            self._run.begin_batch(batch)
+            self._run.make_frame(batch)
             try:
                 self._process(batch)
             except Exception as error:  # noqa: BLE001  # the user's job may raise anything
-                self._run.end_work(batch, error)
+                self._run.judge_work(batch, error)
             else:
-                self._run.end_work(batch)
+                self._run.judge_work(batch)
         except BaseException as error:  # noqa: BLE001  # the thread of the run raises it
             self._ended.put((batch, error))
         else:

@@ -48,7 +48,7 @@ class _Open:
 
 
 class Batches:
-    """The batches of one run. ``session``: the run's session at the servers. Only ``begin_batch`` and ``stop_timeout``
+    """The batches of one run. ``session``: the run's session at the servers. Only ``make_frame`` and ``stop_timeout``
     are for the threads that work on batches."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Batches:
         log.debug("%s", what)
         return batch
 
-    def begin_batch(self, batch: Batch) -> None:
+    def make_frame(self, batch: Batch) -> None:
         """Make the frame of an open batch, and start its timeout. Call it in the thread that works on the batch."""
         opened, timeout_s = self._open[batch.number], self._options.message_timeout_s
         batch.frame = self._environment.frame(self._spark, opened.plan)

@@ -63,7 +63,7 @@ NEVER = Retry(max_retries=0, max_interruptions=0)
 
 class Run:
     """One session; a context manager. Use it from one thread, with two exceptions. The thread that works on a batch
-    calls ``begin_batch`` and ``end_work``. Any thread may call ``summary``, ``partition_states`` and ``progress``.
+    calls ``make_frame`` and ``judge_work``. Any thread may call ``summary``, ``partition_states`` and ``progress``.
 
     ``streams``: the caller takes the outcomes of records from ``take_outcomes``, after each call of ``next_batch``.
     """
@@ -261,7 +261,7 @@ class Run:
         """Return the next batch, opened and ready to be worked on in this thread; None as for ``open_batch``."""
         if (batch := self.open_batch()) is not None:
             try:
-                self.begin_batch(batch)
+                self.make_frame(batch)
             except BaseException:
                 self.abandon_batch(batch, "its frame could not be made")
                 raise
@@ -269,11 +269,11 @@ class Run:
 
     def settle_batch(self, batch: Batch, error: BaseException | None = None) -> None:
         """End a batch whose work is complete, or has raised ``error``, in the thread that worked on it."""
-        self.end_work(batch, error)
-        self.settle_ended(batch)
+        self.judge_work(batch, error)
+        self.settle_judged(batch)
 
     def open_batch(self) -> Batch | None:
-        """Open the next batch. Some thread then has to call ``begin_batch``. Returns None when every record has its
+        """Open the next batch. Some thread then has to call ``make_frame``. Returns None when every record has its
         answer, the run was asked to stop, or outcomes have to be taken first. While other batches are open, it also
         returns None instead of waiting.
 
@@ -315,23 +315,23 @@ class Run:
         self._is_over = True
         return None
 
-    def begin_batch(self, batch: Batch) -> None:
+    def make_frame(self, batch: Batch) -> None:
         """Make the frame of a batch, in the thread that works on it."""
         began_s = self._environment.clock()
-        self._batches.begin_batch(batch)
+        self._batches.make_frame(batch)
         batch.began_s = began_s
 
-    def end_work(self, batch: Batch, error: BaseException | None = None) -> None:
+    def judge_work(self, batch: Batch, error: BaseException | None = None) -> None:
         """Find out whether a batch is done, in the thread that worked on it. ``error``: what the work raised."""
-        self._settling.end_work(batch, error)
+        self._settling.judge_work(batch, error)
         batch.worked_s = self._environment.clock() - batch.began_s
 
-    def settle_ended(self, batch: Batch) -> None:
-        """End a batch after ``end_work``. See ``Settling``."""
+    def settle_judged(self, batch: Batch) -> None:
+        """Settle a batch that ``judge_work`` has judged. See ``Settling``."""
         self._activity.begin(SETTLING)
         if batch.error is None:
             self._size.note_work(batch.records, batch.worked_s)
-        self._settling.settle_ended(batch)
+        self._settling.settle_judged(batch)
 
     def abandon_batch(self, batch: Batch, why: str = "the loop over the batches was left before batch.done()") -> None:
         """End a batch with which the run ends. See ``Settling``."""

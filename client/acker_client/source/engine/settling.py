@@ -56,7 +56,7 @@ class Settling:
         self._broken_in_a_row = 0
         self._was_without_evidence = False
 
-    def end_work(self, batch: Batch, error: BaseException | None = None) -> None:
+    def judge_work(self, batch: Batch, error: BaseException | None = None) -> None:
         """Find out whether the work on a batch is done. An ``error``, an exception in a sink or missing evidence means
         that it is not. Call it in the thread that worked on the batch."""
         evidence = batch.evidence
@@ -64,9 +64,9 @@ class Settling:
         batch.error = error or batch.error or (None if evidence is None else evidence.judge())
         self._batches.stop_timeout(batch)
 
-    def settle_ended(self, batch: Batch) -> None:
-        """End a batch as *done*, or as *abandon* if its work failed. Call it after ``end_work``. Raises the failure if
-        the program is at fault, because then no retry helps."""
+    def settle_judged(self, batch: Batch) -> None:
+        """End a batch that ``judge_work`` has judged: as *done*, or as *abandon* if its work failed. Raises the failure
+        if the program is at fault, because then no retry helps."""
         self._outcomes.take_outcomes(0.0)
         self._note_evidence(batch)
         settlement = Settlement.DONE
@@ -90,7 +90,7 @@ class Settling:
         Records that are not acked stay open. This costs them no retry: they may have nothing to do with ``why``.
         """
         error = None if batch.is_done else SourceError(why)
-        self.end_work(batch, error)
+        self.judge_work(batch, error)
         self._note_evidence(batch)
         settlement = Settlement.DONE if batch.error is None else Settlement.ABANDON
         self._finish_batch(batch, self._server_batches.settle_at_servers_once(batch.number, settlement), is_last=True)
