@@ -1,4 +1,4 @@
-"""Soak: 90 minutes of the mix of ``benchmarks`` in virtual time take no more memory at their end. The same run finds
+"""Soak: memory does not grow in 90 minutes of virtual time under the mix of ``benchmarks``. The same run detects
 mistakes that let memory grow."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _never(real: Any) -> property:
 
 
 def _keeps_some(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The server keeps 256 KiB of each source that has ended, and does not account for them."""
+    """Keep 256 KiB for each source that has ended, without accounting for them."""
     kept: list[bytearray] = []
 
     def finish(self: State) -> None:
@@ -45,7 +45,7 @@ def _keeps_some(real: Callable[..., Any]) -> Callable[..., Any]:
     return finish
 
 
-# (mutant, what is found to grow)
+# (mutant, the name in the report of `soak.growth`)
 MUTANTS = (
     (Mutant("sources that do not expire", ((Shard, "_still_expired", _none_expired),)), "sources"),
     (Mutant("reports that are never forgotten", ((Dedupe, "forget_unused", _nothing),)), "identities"),
@@ -55,8 +55,8 @@ MUTANTS = (
 
 
 def run(mutant: int | None = None) -> tuple[list[str], Counter[str]]:
-    """Run the mix in a process of its own, whose resident bytes are those of this run alone. Returns what has grown,
-    and how often the mix has opened, replayed, recounted and failed."""
+    """Run the mix in a new process, so that its resident bytes are those of this run alone. Returns what has grown, and
+    the mix's counts of opened sources, replayed and recounted reports, and failed sources."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(_run, mutant).result()
 

@@ -93,6 +93,36 @@ def test_a_mistake_of_the_program_ends_the_run_and_the_work_on_the_other_batch(
     assert cluster.server.shard.stats.open_batches == 0
 
 
+def test_a_batch_whose_work_is_done_when_the_run_ends_early_is_settled_as_done(cluster: Cluster) -> None:
+    second_is_done, noted = threading.Event(), Log()
+
+    class Listener(Log):
+        def on_ack(self, acked: Any) -> None:
+            noted.acked += acked.records.tolist()
+
+    def start(call: Any, name: str) -> threading.Thread:
+        def work() -> None:
+            call()
+            if name == "acker-batch-2":
+                second_is_done.set()
+
+        thread = threading.Thread(target=work, name=name)
+        thread.start()
+        return thread
+
+    def process(batch: Batch) -> None:
+        if batch.number == 1:
+            assert second_is_done.wait(WAIT_S)
+            raise NameError("sku")
+        save_all(batch)
+
+    environment = replace(cluster.environment(), start_thread=start, blame=lambda error: Blame.CODE)
+    run = source(cluster, 10, environment=environment, listener=Listener())
+    with pytest.raises(NameError, match="sku"):
+        run.run(NO_SPARK, process)
+    assert sorted(noted.acked) == [5, 6, 7, 8, 9]
+
+
 def test_a_frame_that_cannot_be_made_ends_the_run_with_its_error(cluster: Cluster) -> None:
     def framed(spark: Any, plan: Any) -> Any:
         raise ValueError("the Spark session is stopped")

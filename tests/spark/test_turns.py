@@ -1,5 +1,5 @@
-"""Two writes into one folder: Spark may lose files of both without an error. They come one after the other, or count as
-failed."""
+"""Two writes into one folder at the same time: Spark may lose files of both without an error. So the acker lets them
+run one after the other, or counts them as failed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_batches_at_once_that_write_into_folders_of_their_own_wait_for_no_other(
     def save(rows: DataFrame, batch: Batch) -> None:
         write_parquet(rows.select(udf(meeting)("value").alias("value")), tmp_path / "out", batch)
 
-    # One task a batch, so that the tasks of both find a core.
+    # One task for each batch, so that there is a core for the tasks of both batches.
     summary = source(tmp_path, batch_records=LINES // 2, concurrency=2, partitions=1).run(
         connected, lambda batch: save(batch.df, batch)
     )
@@ -135,7 +135,7 @@ def test_the_function_of_each_batch_has_the_active_session_of_the_run(connected:
 
 
 def test_a_second_write_into_a_place_waits_until_the_first_has_ended() -> None:
-    order, first, second = list[str](), turns.Waits(), turns.Waits()
+    order, first, second = list[str](), list[turns.Wait](), list[turns.Wait]()
 
     def write() -> None:
         with turns.turn(turns.folder("file:/tmp/out/"), second):
@@ -144,12 +144,19 @@ def test_a_second_write_into_a_place_waits_until_the_first_has_ended() -> None:
     thread = threading.Thread(target=write)
     with turns.turn(turns.folder("/tmp/out"), first):
         thread.start()
-        # Its wait is counted while it lasts.
-        eventually(lambda: second.total_s > 0)
+        # A wait counts while it still lasts.
+        eventually(lambda: turns.waited_s(second) > 0)
         with turns.turn(turns.folder("/tmp/other"), first), turns.turn("", first):
             order.append("first")
     thread.join(60)
     assert order == ["first", "second"]
+    assert (first, len(second)) == ([], 1), "only a place that is taken makes a write wait"
+
+
+def test_waits_at_the_same_time_count_once() -> None:
+    waits = [turns.Wait(30.0, 40.0), turns.Wait(10.0, 20.0), turns.Wait(12.0, 14.0), turns.Wait(19.0, 21.0)]
+    assert turns.waited_s(waits) == 21.0
+    assert turns.waited_s([]) == 0.0
 
 
 @pytest.mark.parametrize(

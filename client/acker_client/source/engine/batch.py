@@ -43,6 +43,8 @@ class Batch:
     is_lost: bool = False
     # The user has said that the work is complete.
     is_done: bool = False
+    # The run has found out whether the work is done.
+    is_judged: bool = False
     # Exception of a sink or of the job.
     error: BaseException | None = None
     # The timeout that ran out before the batch was settled; None if it has not run out. Set by another thread.

@@ -1,7 +1,7 @@
 """Batch threads: call the user's function for several batches of a run at once, each in a thread of its own.
 
-Decides that the thread of the run opens and settles all batches, one after the other. So records, replays and
-checkpoint know of no other thread. The thread of a batch only makes its frame, calls the user's function, and finds out
+Decides that the thread of the run opens and settles all batches, one after the other. So the code for records, replays
+and the checkpoint needs no locks. The thread of a batch only makes its frame, calls the user's function, and finds out
 whether the work is done. If the run ends early, the Spark jobs of all batches are cancelled, and the batches are
 abandoned once their threads have ended.
 """
@@ -26,16 +26,16 @@ log = logging.getLogger("acker_client.source")
 
 
 class BatchThreads:
-    """Up to ``concurrency`` threads of one run. A context manager, for the thread of the run."""
+    """Threads for up to ``concurrency`` batches of one run. A context manager; use it only in the run's own thread."""
 
     def __init__(self, run: Run, process: Callable[[Batch], object], concurrency: int) -> None:
         self._run = run
         self._process = process
         self._concurrency = concurrency
-        # The batches that are neither settled nor abandoned, and the threads of those that are worked on.
+        # Batches that are neither settled nor abandoned, and the threads whose end was not taken from `_ended` yet.
         self._open: list[Batch] = []
         self._working: dict[Batch, threading.Thread] = {}
-        # The batches whose thread has ended, with the error that it raised outside the user's function.
+        # Batches whose thread has ended, each with the error that the thread raised outside the user's function.
         self._ended: queue.SimpleQueue[tuple[Batch, BaseException | None]] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
@@ -56,11 +56,11 @@ class BatchThreads:
             self._run.abandon_batch(batch, "the run ended before the batch did")
 
     def advance(self) -> None:
-        """Open as many batches as there may be, and settle the next one whose work ends. Returns after a second if no
-        work has ended. Raises the error that ends the run."""
+        """Open batches up to ``concurrency``, and settle the next batch whose work ends. Waits for that at most
+        ``LOOK_S``. Raises the error that ends the run."""
         while len(self._open) < self._concurrency and (batch := self._run.open_batch()) is not None:
             self._open.append(batch)
-            # Only a thread that was started is waited for.
+            # Must come after the thread has started: `__exit__` waits for every thread in `_working`.
             self._working[batch] = self._run.start_thread(partial(self._work, batch), f"acker-batch-{batch.number}")
         if self._open and (ended := self._next_ended(LOOK_S)) is not None:
             batch, error = ended
@@ -77,7 +77,7 @@ class BatchThreads:
             gone = [batch for batch, thread in self._working.items() if not thread.is_alive()]
             if not gone or not self._ended.empty():
                 return None
-            # PySpark's thread ends like this if the session was stopped before the thread has called `_work`.
+            # PySpark's thread ends without a call of `_work` if the session was stopped before that.
             batch, error = (
                 gone[0],
                 SourceError(

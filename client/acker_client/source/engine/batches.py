@@ -39,7 +39,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
 
 @dataclass(slots=True)
 class _Open:
-    """An open batch. ``undo``: steps that take back its output, until the source asks to settle it as *done*."""
+    """An open batch. ``undo``: steps that remove its output; none once the source decides to settle it as *done*."""
 
     batch: Batch
     plan: FramePlan
@@ -48,8 +48,8 @@ class _Open:
 
 
 class Batches:
-    """The batches of one run. ``session``: the run's session at the servers. Only ``make_frame`` and ``stop_timeout``
-    are for the threads that work on batches."""
+    """The batches of one run. ``session``: the run's session at the servers. A thread that works on a batch may call
+    only ``make_frame`` and ``stop_timeout``."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Batches:
 
     def open_batch(self, replays: ReplayGroup, new: RecordNumbers, tasks: int) -> Batch:
         """Open a batch of replays and new records at the servers."""
-        # New records that were held back for their order may have lower numbers than replays.
+        # Sort, because new records that were held back for their order may have lower numbers than replays.
         records = np.sort(np.concatenate((replays.records, new)))
         slices = self._lookup.input.slices(self._lookup.parts.chosen(records), tasks)
         first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
         scope = BatchScope(self._session, self._number + 1, first)
         held, timeout_s = self._options.held, self._options.message_timeout_s
-        # A held batch has one timeout, which is the driver's. Servers do not know which jobs still run.
+        # Only the driver has a timeout for a held batch, because servers do not know which jobs still run.
         pin = self._server_batches.reserve_batch(
             scope, len(records), held=held, message_timeout_s=None if held else timeout_s, waits=not self._open
         )
@@ -116,7 +116,7 @@ class Batches:
             opened.timeout = BatchTimeout(batch, timeout_s, self._environment.timer)
 
     def stop_timeout(self, batch: Batch) -> None:
-        """Stop the timeout of an open batch. Its jobs are not cancelled any more when this returns."""
+        """Stop the timeout of an open batch. When this returns, the timeout cancels no more jobs."""
         opened = self._open[batch.number]
         timeout, opened.timeout = opened.timeout, None
         if timeout is not None:
@@ -128,12 +128,12 @@ class Batches:
         self._open[batch.number].undo = []
 
     def release_batch(self, batch: Batch) -> None:
-        """Free what Spark keeps of a batch, which is not open any more. Removes its output unless ``keep_output`` was
-        called."""
+        """Close an open batch, and free what Spark keeps of it. Removes its output if the source retries, unless
+        ``keep_output`` was called or the output is shared."""
         self.stop_timeout(batch)
         undo = self._open.pop(batch.number).undo
         evidence = batch.evidence
-        # Without retries nothing would write the output again. A shared output may hold ACKED records of another batch.
+        # Without retries nothing would write the output again, and a shared one may hold another batch's ACKED records.
         if not self._options.guarantee.retries or (evidence is not None and evidence.is_shared):
             undo = []
         with CleanUp() as steps:
@@ -157,7 +157,7 @@ class Batches:
 
 
 def _description(name: str, number: int, records: int, replays: ReplayGroup) -> str:
-    """Return a batch as Spark's UI shows its jobs."""
+    """Return the description that Spark's UI shows for the jobs of a batch."""
     again = f", {len(replays.records):,} of them again" if len(replays.records) and not replays.depth else ""
     return f"{name}: batch {number}, {counted(records, 'record')}{again}, attempt {replays.depth + 1}"
 

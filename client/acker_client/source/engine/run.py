@@ -65,7 +65,8 @@ class Run:
     """One session; a context manager. Use it from one thread, with two exceptions. The thread that works on a batch
     calls ``make_frame`` and ``judge_work``. Any thread may call ``summary``, ``partition_states`` and ``progress``.
 
-    ``streams``: the caller takes the outcomes of records from ``take_outcomes``, after each call of ``next_batch``.
+    ``streams``: the caller takes the outcomes of records from ``take_outcomes``. No batch opens while outcomes wait for
+    that.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Run:
         )
         self._size = BatchSize(options.batch_records, options.open_max, options.message_timeout_s)
         self._is_over = False
-        # The records of a batch for which the servers had no room. The next batch is of these.
+        # Replays and new records of a batch for which the servers had no room. They are the next batch.
         self._unopened: tuple[ReplayGroup, RecordNumbers] | None = None
         self._activity = Activity(options.name, environment.clock)
         self._started_s = environment.clock()
@@ -109,7 +110,7 @@ class Run:
             undo.add(self._report_progress())
             self.options.listener.on_open(self.options.name)
             undo.add(self.options.listener.on_close)
-            # Each step must run even if one raises: inputs, letters and outcomes are ports of users.
+            # Each step must run even if another one raises: the user may have written the input and the stores.
             undo.add(self._partitions.close_checkpoint)
             undo.add(self._listeners.close_store)
             undo.add(self._dead_lettering.close)
@@ -171,7 +172,7 @@ class Run:
         return (self._environment.clock() if self._ended_s is None else self._ended_s) - self._started_s
 
     def _report_progress(self) -> Callable[[], None]:
-        """Show the progress, as the option says. Returns the step that ends that."""
+        """Show the progress as the option ``progress`` says. Returns the function that stops it."""
         wanted = self.options.progress
         bar = bar_for(wanted, self.options.name)
         if wanted is False or (bar is None and not log.isEnabledFor(logging.INFO)):
@@ -241,12 +242,12 @@ class Run:
 
     @property
     def start_thread(self) -> StartThread:
-        """Starts a thread that works on a batch."""
+        """The environment's function that starts the thread of a batch."""
         return self._environment.start_thread
 
     @property
     def is_over(self) -> bool:
-        """Whether ``next_batch`` has returned None for good."""
+        """Whether the run has no more batches, so that ``open_batch`` returns None from now on."""
         return self._is_over
 
     def take_outcomes(self) -> Iterator[RecordOutcome]:
@@ -258,7 +259,7 @@ class Run:
         self._partitions.commit_if_due(self._environment.clock())
 
     def next_batch(self) -> Batch | None:
-        """Return the next batch, opened and ready to be worked on in this thread; None as for ``open_batch``."""
+        """Open the next batch and make its frame, for work in this thread. Returns None when ``open_batch`` does."""
         if (batch := self.open_batch()) is not None:
             try:
                 self.make_frame(batch)
@@ -268,7 +269,7 @@ class Run:
         return batch
 
     def settle_batch(self, batch: Batch, error: BaseException | None = None) -> None:
-        """End a batch whose work is complete, or has raised ``error``, in the thread that worked on it."""
+        """Judge and settle a batch, in the thread that worked on it. ``error``: what the work raised, if it did."""
         self.judge_work(batch, error)
         self.settle_judged(batch)
 
@@ -285,7 +286,7 @@ class Run:
             self._outcomes.take_outcomes(0.0)
             now = self._environment.clock()
             self._settling.lose_outlived(now)
-            # Must come before the partitions of these records may go to another source.
+            # Must come before `follow_group`, which may give the partitions of these records to another source.
             self._outcomes.write_letters()
             if self._listeners.has_untaken:
                 return None
@@ -324,17 +325,18 @@ class Run:
     def judge_work(self, batch: Batch, error: BaseException | None = None) -> None:
         """Find out whether a batch is done, in the thread that worked on it. ``error``: what the work raised."""
         self._settling.judge_work(batch, error)
-        batch.worked_s = self._environment.clock() - batch.began_s
+        waited_s = 0.0 if batch.evidence is None else batch.evidence.waited_s
+        batch.worked_s = self._environment.clock() - batch.began_s - waited_s
 
     def settle_judged(self, batch: Batch) -> None:
         """Settle a batch that ``judge_work`` has judged. See ``Settling``."""
         self._activity.begin(SETTLING)
-        if batch.error is None:
-            self._size.note_work(batch.records, batch.worked_s)
+        if batch.error is None or batch.has_timed_out:
+            self._size.note_work(batch.records, batch.worked_s, has_timed_out=batch.has_timed_out)
         self._settling.settle_judged(batch)
 
     def abandon_batch(self, batch: Batch, why: str = "the loop over the batches was left before batch.done()") -> None:
-        """End a batch with which the run ends. See ``Settling``."""
+        """End a batch that is open when the run ends. See ``Settling``."""
         self._activity.begin(SETTLING)
         self._settling.abandon_batch(batch, why)
 
@@ -345,7 +347,7 @@ class Run:
         try:
             batch = self._batches.open_batch(replays, new, self._tasks)
         except NoRoom:
-            # Count them as open. Otherwise a batch that ends meanwhile would let the checkpoint pass them.
+            # Count the new records as open. Otherwise the checkpoint would pass them when another batch ends.
             self._in_flight.tracker.hold_back(new)
             self._unopened = replays, new
             return None

@@ -21,10 +21,11 @@ from acker_protocol.messages import Settlement
 
 log = logging.getLogger("acker_client.source")
 
+# Longest pause between two attempts. Each pause is drawn.
 PAUSE_S = 1.0
-# Minimum time for the last attempt to open a batch.
+# Minimum time for an attempt to open a batch, even if the deadline is nearer.
 TRY_S = 1.0
-# Longest silence of the servers after which a batch is still settled in one try.
+# After this silence of the servers, `settle_at_servers_once` makes no attempt.
 SILENT_S = 10.0
 
 
@@ -49,10 +50,10 @@ class ServerBatches:
         message_timeout_s: float | None = None,
         waits: bool = True,
     ) -> Pin | None:
-        """Open a batch of at most ``up_to`` records, and return where its roots live (None: tracking is off).
+        """Open a batch of at most ``up_to`` records. Returns its pin: the servers of its roots (None: tracking is off).
 
-        Waits up to the deadline while a server has no room (backpressure) or is away. ``waits``: False raises
-        ``NoRoom`` instead, after ``TRY_S``.
+        Waits up to the deadline while a server has no room (backpressure) or is away. With ``waits=False``, makes one
+        attempt of at most ``TRY_S``, and raises ``NoRoom`` if that fails.
         """
         deadline_s = self._environment.clock() + (self._deadline_s if waits else 0.0)
         while True:

@@ -48,8 +48,8 @@ class Settling:
         self._outcomes = outcomes
         self._batches = batches
         self._server_batches = server_batches
-        # Settled batches that are not held, whose roots may still be pending: (time of the clock at which these are
-        # LOST, batch number, first emission, emission after the last). Holds no ``Batch``: that would keep its frame.
+        # Settled batches that are not held, so their roots may still be pending. For each: (clock time at which pending
+        # roots become LOST, batch number, first emission, emission after the last). A ``Batch`` would keep its frame.
         self._outlived: deque[tuple[float, int, int, int]] = deque()
         # Folders that the log has named already.
         self._named_folders = set[str]()
@@ -60,9 +60,10 @@ class Settling:
         """Find out whether the work on a batch is done. An ``error``, an exception in a sink or missing evidence means
         that it is not. Call it in the thread that worked on the batch."""
         evidence = batch.evidence
-        # The judge may run a job, so the timeout must be stopped after it.
+        # Must come after `evidence.judge`, which may run a job.
         batch.error = error or batch.error or (None if evidence is None else evidence.judge())
         self._batches.stop_timeout(batch)
+        batch.is_judged = True
 
     def settle_judged(self, batch: Batch) -> None:
         """End a batch that ``judge_work`` has judged: as *done*, or as *abandon* if its work failed. Raises the failure
@@ -87,10 +88,10 @@ class Settling:
     def abandon_batch(self, batch: Batch, why: str) -> None:
         """End a batch that is open when the run ends, as *abandon* unless ``batch.done()`` was called.
 
-        Records that are not acked stay open. This costs them no retry: they may have nothing to do with ``why``.
+        Records that are not acked stay open. This costs them no retry, because they may not be the cause of ``why``.
         """
-        error = None if batch.is_done else SourceError(why)
-        self.judge_work(batch, error)
+        if not batch.is_judged:
+            self.judge_work(batch, None if batch.is_done else SourceError(why))
         self._note_evidence(batch)
         settlement = Settlement.DONE if batch.error is None else Settlement.ABANDON
         self._finish_batch(batch, self._server_batches.settle_at_servers_once(batch.number, settlement), is_last=True)
@@ -99,7 +100,7 @@ class Settling:
         """Give LOST to roots that have outlived their batch for too long, as the last resort: no server reported an
         outcome."""
         if self._outlived:
-            # Outcomes from here on belong to no open batch.
+            # Outcomes of settled batches arrive between settlements, too, and no settlement retires their records then.
             self._partitions.retire_finished()
         while self._outlived and self._outlived[0][0] <= now:
             _, number, start, stop = self._outlived.popleft()
@@ -119,7 +120,7 @@ class Settling:
                 self._warn_of_folders(batch, evidence.folders)
 
     def _warn_of_folders(self, batch: Batch, folders: frozenset[str]) -> None:
-        """Log the folders into which other drivers of the group may write, too: no driver sees the jobs of another."""
+        """Log each folder that other drivers of the group may write into, too. No driver sees the jobs of another."""
         shared = {folder for folder in folders - self._named_folders if batch.id not in folder}
         self._named_folders |= shared
         for folder in sorted(shared):
@@ -169,8 +170,9 @@ class Settling:
         self._batches.release_batch(batch)
 
     def _outlives(self, batch: Batch) -> bool:
-        """Return whether roots of the *done* batch may still be pending because the batch is not held. Losing a
-        server changes nothing: another replica may have the batch, and if none has, the roots were reported LOST."""
+        """Return whether roots of the *done* batch may still be pending because the batch is not held. If so, note
+        when those roots become LOST. This holds although a server was lost: another replica may have the batch, and if
+        none has, the roots were reported LOST."""
         timeout_s = self._options.message_timeout_s
         if self._options.held or timeout_s is None:
             return False

@@ -26,10 +26,10 @@ _DID = {
     "Dataset.checkpoint": "checkpointed them",
 }
 
-# The client itself observes how an iterator ends.
+# Failed executions with this method are ignored, because the client itself observes how an iterator ends.
 _ITERATES = "toPythonIterator"
 
-# The actions that begin RDD jobs which only look at rows, and deliver none.
+# Actions of RDDs whose jobs only look at rows, and deliver none.
 _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
 
 # Matches Spark's "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
@@ -55,7 +55,7 @@ class ActionFinder:
         return sorted(found, key=lambda action: action.began_ms)
 
     def is_pruned(self, places: Places) -> bool:
-        """Whether an action that delivers was planned over the rows, and Spark then removed the rows from its plan."""
+        """Whether Spark removed the rows from the plan of a delivering action, and no step may have cut them off."""
         return any(
             self._is_emptied(execution, places) and not self._left_unread(execution, places)
             for execution in self.executions
@@ -74,7 +74,7 @@ class ActionFinder:
         return len(executions) + len(jobs)
 
     def folders(self, functions: Collection[str]) -> frozenset[str]:
-        """Return the folders into which executions wrote files whose plans name one of ``functions``."""
+        """Return the folders into which files were written by executions whose plan names one of ``functions``."""
         over = [each for each in self.executions if any(function in each.plan for function in functions)]
         return frozenset(execution.folder for execution in over if execution.folder)
 
@@ -135,7 +135,7 @@ class ActionFinder:
         )
 
     def _disturbed(self, execution: Execution) -> str:
-        """Return why files may be missing that an execution has written; "" if nothing points to that."""
+        """Return why files that an execution wrote may be missing; "" if nothing points to that."""
         others = (other for other in (*self._earlier, *self.executions) if other is not execution)
         if not any(map(execution.writes_beside, others)):
             return ""
@@ -179,9 +179,10 @@ class ActionFinder:
         return "" if cut is None else _handed_to(cut.unproven)
 
     def _is_emptied(self, execution: Execution, places: Places) -> bool:
-        """Whether AQE removed the rows from an execution that was planned over them, ran, and delivers its output.
+        """Whether an execution that delivers its output was planned over the rows, and AQE then removed them.
 
-        False if another execution ran within this one, because then the inner execution is the evidence.
+        False if the execution may have left its write out, or if another execution ran within this one: then the inner
+        execution is the evidence.
         """
         is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
         # Collecting an aggregate is a look, whether or not it needs the rows.

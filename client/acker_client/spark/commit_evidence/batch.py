@@ -26,6 +26,7 @@ from acker_client.spark.commit_evidence.blame import is_mistake, is_of_the_progr
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Undelivered, judge
 from acker_client.spark.commit_evidence.executions import Executions
 from acker_client.spark.commit_evidence.graph import Places
+from acker_client.spark.commit_evidence.turns import waited_s
 from acker_client.spark.commit_evidence.witness import Witness, now_ms
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
@@ -354,7 +355,7 @@ class BatchEvidence:
         with self._lock:
             sinks, witnesses = list(self._evidence.values()), [witness for _, witness in self._ack_witnesses]
         witnesses += [witness for sink in sinks for witness in sink.witnesses]
-        return max((witness.waits.total_s for witness in witnesses), default=0.0)
+        return waited_s(wait for witness in witnesses for wait in list(witness.waits))
 
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached already. Returns it."""

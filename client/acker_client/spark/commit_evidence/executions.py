@@ -40,8 +40,8 @@ BUS_WAIT_MS = 300_000
 END_WAIT_S = 2.0
 END_LOOK_S = 0.01
 
-# A command that writes files, as Spark describes it, and its folder. A folder with ", " in its name is cut there, so
-# two such folders may look like one. The partition of a static insert follows the folder, and is no part of it.
+# Matches Spark's description of a command that writes files, and takes the folder out of it, up to the first ", ". So
+# two folders with ", " in their names may look like one. The partition of a static insert comes after the folder.
 _FOLDER = re.compile(r"Execute InsertIntoHadoopFsRelationCommand (\S.*?), ")
 
 # Messages name the target of a command by this many characters of its text.
@@ -60,9 +60,9 @@ class Executions:
         self._is_within = spark.sparkContext.getLocalProperty(EXECUTION) is not None
         self._stores.wait_until_recorded(BUS_WAIT_MS)
         self._before = max((_id_of(each) for each in self._stores.executions(most=1)), default=-1)
-        # Writes of sinks that began before, and still run. Must come after the line above: a write that begins between
-        # the two lines has taken its turn already.
-        newest = self._stores.executions(most=LOOK_BACK) if turns.is_any_taken() else []
+        # Executions that began before and still run, if a sink is writing. Must come after the line above: a write with
+        # an id up to `_before` took its turn before it began.
+        newest = self._stores.executions(most=LOOK_BACK) if turns.is_any_sink_writing() else []
         still_run = [_id_of(each) for each in newest if each["completionTime"] is None]
         self._running = [number for number in still_run if number <= self._before]
         self._job_before = max((int(each["jobId"]) for each in self._stores.jobs(most=1)), default=-1)
@@ -97,6 +97,8 @@ class Executions:
         executions = [Execution(self._stores, data) for data in began]
         try:
             earlier = [Execution(self._stores, self._stores.execution(number)) for number in self._running]
+            for each in earlier:
+                each.folder  # noqa: B018 (cached from here on: Spark may drop the plan later)
         except Py4JJavaError:  # Spark has dropped it
             earlier, is_forgetful = [], True
         return Ran(executions, self._jobs_of_rdds(jobs, began), is_forgetful, earlier)
@@ -104,16 +106,17 @@ class Executions:
     def _is_full(self, kept: int, setting: str) -> bool:
         """Whether a store may have dropped entries.
 
-        A store above its limit is cut down to nine tenths of the limit. Spark may still be dropping entries at this
-        moment, so this takes eight tenths.
+        Spark cuts a store that is above its limit down to nine tenths of the limit. It may still be dropping entries at
+        this moment, so a store with eight tenths counts as full.
         """
         return kept >= 0.8 * float(self._settings.get(setting, "1000"))
 
     def _jobs_of_rdds(self, jobs: Sequence[Record], executions: Sequence[Record]) -> list[Job]:
-        """Return the RDD jobs among ``jobs`` (newest first), oldest first.
+        """Return the RDD jobs among ``jobs``, oldest first. ``jobs`` has the newest first.
 
-        If this thread runs within an execution, RDD jobs are the jobs that are not in ``executions``; jobs that still
-        run may be missing there. Otherwise RDD jobs are the jobs without an execution's tag.
+        If this thread runs within an execution, RDD jobs are the jobs that are not in ``executions``. A job that still
+        runs may be missing there, and then counts as an RDD job. Otherwise RDD jobs are the jobs without an execution's
+        tag.
         """
         of_executions = {int(number) for data in executions for number in data["jobs"]} if self._is_within else set()
         found: list[Job] = []
@@ -187,7 +190,7 @@ class Execution:
     @cached_property
     def folder(self) -> str:
         """The folder into which it writes files; "" if it writes none. Does not wait for its end."""
-        # Not from the plan's text, which Spark may cut off, and whose form is an option of the session.
+        # Read the plan's graph, not its text: Spark may cut the text off, and its form is an option of the session.
         found = _FOLDER.match(Graph(self._stores.plan_graph(self.number), self._stores.is_python_source).writing)
         return found[1] if found else ""
 
@@ -316,7 +319,7 @@ def _ended_ms(record: Record) -> float:
 
 
 def _ended(data: Record, read: Callable[[], Record]) -> Record:
-    """Return a store's record, once it has an end or ``END_WAIT_S`` has passed: Spark records ends asynchronously.
+    """Wait up to ``END_WAIT_S`` until a store's record has an end, and return it. Spark records ends asynchronously.
     ``data``: the record as it was; ``read`` reads it again."""
     until = time.monotonic() + END_WAIT_S
     while data["completionTime"] is None and time.monotonic() <= until:

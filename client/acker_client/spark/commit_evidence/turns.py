@@ -1,9 +1,9 @@
-"""Turns: writes into one place come one after the other.
+"""Turns: lets only one sink at a time write into a place.
 
 Spark's writers of files share a folder `_temporary` below the folder that they write into, and each write removes it at
-its end. A write that is still running then loses files, and Spark reports success for both. Decides which writes are
-into one place, by the text of the path or table that the user gives. Two texts may name one folder, and then do not
-exclude each other. ``actions`` detects such overlapping writes afterwards.
+its end. A write that is still running then loses files, and Spark reports success for both. Decides which writes go
+into the same place, by the text of the path or table that the user gives. If two texts name the same folder, their
+writes may overlap. ``actions`` detects that afterwards.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os.path
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 log = logging.getLogger("acker.spark")
 
@@ -28,43 +29,39 @@ _changed = threading.Condition()
 _taken: set[str] = set()
 
 
-class Waits:
-    """How long the writes of a sink have waited for their turns. Thread-safe."""
+@dataclass(slots=True)
+class Wait:
+    """From when to when a write waited for its turn, by ``time.monotonic``. ``ended_s``: infinite while it lasts."""
 
-    def __init__(self) -> None:
-        self._waiting = 0
-        self._since_s = self._ended_s = 0.0
+    began_s: float
+    ended_s: float = float("inf")
 
-    @property
-    def total_s(self) -> float:
-        """Seconds in which at least one write waited, the current wait among them."""
-        with _changed:
-            return self._ended_s + (time.monotonic() - self._since_s if self._waiting else 0.0)
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count the time of the block. The caller holds the lock at its beginning and its end."""
-        self._since_s = self._since_s if self._waiting else time.monotonic()
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._ended_s += time.monotonic() - self._since_s
+def waited_s(waits: Iterable[Wait]) -> float:
+    """Return the seconds during which at least one of these ``waits`` lasted, up to now."""
+    now, total_s, until_s = time.monotonic(), 0.0, 0.0
+    for wait in sorted(waits, key=lambda wait: wait.began_s):
+        ended_s = min(wait.ended_s, now)
+        total_s += max(0.0, ended_s - max(wait.began_s, until_s))
+        until_s = max(until_s, ended_s)
+    return total_s
 
 
 @contextmanager
-def turn(place: str, waits: Waits) -> Iterator[None]:
-    """Wait until no other thread writes into ``place``, and keep others out until the block ends. Does nothing for the
-    place ""."""
+def turn(place: str, waits: list[Wait]) -> Iterator[None]:
+    """Wait until no other thread writes into ``place``, and keep others out until the block ends. Adds the wait, if
+    there is one, to ``waits``. Does nothing for the place ""."""
     if not place:
         yield
         return
     with _changed:
-        with waits.counted():
-            while not _changed.wait_for(lambda: place not in _taken, LINE_S):
-                log.warning("a write into %s waits for another one, which has not ended for a minute", place)
+        if place in _taken:
+            waits.append(wait := Wait(time.monotonic()))
+            try:
+                while not _changed.wait_for(lambda: place not in _taken, LINE_S):
+                    log.warning("a write into %s waits for another one, which has not ended for a minute", place)
+            finally:
+                wait.ended_s = time.monotonic()
         _taken.add(place)
     try:
         yield
@@ -74,20 +71,20 @@ def turn(place: str, waits: Waits) -> Iterator[None]:
             _changed.notify_all()
 
 
-def is_any_taken() -> bool:
-    """Whether a write of a sink runs in this driver now."""
+def is_any_sink_writing() -> bool:
+    """Whether a sink of this driver is writing into any place now."""
     with _changed:
         return bool(_taken)
 
 
 def folder(path: str) -> str:
-    """Return the place that ``path`` names."""
+    """Return the place of the folder with this ``path``."""
     local = _LOCAL.sub("/", path)
     return local.rstrip("/") if "://" in local else os.path.abspath(local)
 
 
 def table(name: str) -> str:
-    """Return the place that the ``name`` of a table names."""
+    """Return the place of the table with this ``name``."""
     return name.replace("`", "").lower()
 
 
