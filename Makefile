@@ -71,7 +71,7 @@ test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not (slow or long or kafka or jvm or process)" -n 4 --dist worksteal $(FAST) $(ARGS)
 
 test-long: $(READY)
-	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 3 --dist worksteal --timeout 1800 $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
 	@test -n "$(ARGS)" || .ci/matrix run "$$(.ci/matrix today)"
 
 test-kafka: $(READY)
