@@ -236,7 +236,8 @@ def test_a_broker_that_is_away_for_half_a_minute_costs_time_and_nothing_else(
         driven.input.plan(100, 2)
         return caplog.text.count("Kafka answers again") == times
 
-    for times, away, back in ((1, real_kafka.kill, real_kafka.start), (2, real_kafka.pause, real_kafka.resume)):
+    # The kill comes last: a Kafka of one node that was frozen sometimes takes no writes until it is started again.
+    for times, away, back in ((1, real_kafka.pause, real_kafka.resume), (2, real_kafka.kill, real_kafka.start)):
         away()
         returning = threading.Timer(AWAY_S, back)
         returning.start()
