@@ -135,7 +135,7 @@ def test_the_function_of_each_batch_has_the_active_session_of_the_run(connected:
 
 
 def test_a_second_write_into_a_place_waits_until_the_first_has_ended() -> None:
-    order, first, second = list[str](), list[turns.Wait](), list[turns.Wait]()
+    order, first, second = list[str](), list[turns.TurnWait](), list[turns.TurnWait]()
 
     def write() -> None:
         with turns.turn(turns.folder("file:/tmp/out/"), second):
@@ -154,7 +154,12 @@ def test_a_second_write_into_a_place_waits_until_the_first_has_ended() -> None:
 
 
 def test_waits_at_the_same_time_count_once() -> None:
-    waits = [turns.Wait(30.0, 40.0), turns.Wait(10.0, 20.0), turns.Wait(12.0, 14.0), turns.Wait(19.0, 21.0)]
+    waits = [
+        turns.TurnWait(30.0, 40.0),
+        turns.TurnWait(10.0, 20.0),
+        turns.TurnWait(12.0, 14.0),
+        turns.TurnWait(19.0, 21.0),
+    ]
     assert turns.waited_s(waits) == 21.0
     assert turns.waited_s([]) == 0.0
 

@@ -30,14 +30,14 @@ _taken: set[str] = set()
 
 
 @dataclass(slots=True)
-class Wait:
+class TurnWait:
     """From when to when a write waited for its turn, by ``time.monotonic``. ``ended_s``: infinite while it lasts."""
 
     began_s: float
     ended_s: float = float("inf")
 
 
-def waited_s(waits: Iterable[Wait]) -> float:
+def waited_s(waits: Iterable[TurnWait]) -> float:
     """Return the seconds during which at least one of these ``waits`` lasted, up to now."""
     now, total_s, until_s = time.monotonic(), 0.0, 0.0
     for wait in sorted(waits, key=lambda wait: wait.began_s):
@@ -48,7 +48,7 @@ def waited_s(waits: Iterable[Wait]) -> float:
 
 
 @contextmanager
-def turn(place: str, waits: list[Wait]) -> Iterator[None]:
+def turn(place: str, waits: list[TurnWait]) -> Iterator[None]:
     """Wait until no other thread writes into ``place``, and keep others out until the block ends. Adds the wait, if
     there is one, to ``waits``. Does nothing for the place ""."""
     if not place:
@@ -56,7 +56,7 @@ def turn(place: str, waits: list[Wait]) -> Iterator[None]:
         return
     with _changed:
         if place in _taken:
-            waits.append(wait := Wait(time.monotonic()))
+            waits.append(wait := TurnWait(time.monotonic()))
             try:
                 while not _changed.wait_for(lambda: place not in _taken, LINE_S):
                     log.warning("a write into %s waits for another one, which has not ended for a minute", place)

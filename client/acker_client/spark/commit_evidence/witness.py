@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from acker_client.error_text import shorten
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target
 from acker_client.spark.commit_evidence.graph import Graph, Places
-from acker_client.spark.commit_evidence.turns import Wait
+from acker_client.spark.commit_evidence.turns import TurnWait
 from acker_client.spark.driver.lineage import JOB_TAG, new_tag
 from acker_client.spark.driver.session import CALL_SITE
 from acker_client.spark.worker.notes import NoteWriter
@@ -54,7 +54,7 @@ class Witness:
         self.calls: dict[str, Target] = {}
         # Views of the sink's rows by name, each with a key that is equal for equal rows.
         self.views: dict[str, Hashable] = {}
-        self.waits = list[Wait]()
+        self.waits = list[TurnWait]()
         self._lock = threading.Lock()
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
