@@ -20,7 +20,7 @@ CHART = PAGE.parent / "pictures/benchmarks.svg"
 PLACE = re.compile(r"(<!-- figures: .*? -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 # A row with a ratio to the same job without the acker: what, figure, target, met or not.
 ROW = re.compile(
-    r"^\| (?:spark|frame|kafka) \| (.*(?:untracked|untracked and fused by hand|same reader)) "
+    r"^\| (?:spark|frame|first|kafka) \| (.*(?:untracked|untracked and fused by hand|same reader|over mapInPandas)) "
     r"\| ([\d.]+) x \| >= ([\d.]+) x \| (.*?) \|$",
     re.MULTILINE,
 )
@@ -32,6 +32,7 @@ LABELS = {
     " over untracked and fused by hand": ", beside one fused by hand",
     " over untracked, same reader": " over a topic",
     " over untracked": "",
+    " over mapInPandas": ", beside mapInPandas",
     "likewise, untracked and fused by hand": "words job over a topic, beside one fused by hand",
     "a query over Spark's own connector behind tracked": "query over Kafka behind tracked",
     "a query behind tracked": "query behind tracked",

@@ -41,7 +41,8 @@ def test_the_page_of_spark_settings_lists_every_setting_that_the_session_reads()
 
 def test_the_chart_of_the_benchmarks_shows_the_figures_of_the_table() -> None:
     page = documents.PAGE.read_text()
-    assert len(documents.ROW.findall(page)) == 12
+    # Kafka's four rows are there only if the run included Kafka.
+    assert len(documents.ROW.findall(page)) in (11, 15)
     assert documents.CHART.read_text() == documents.chart(page), "run: python -m benchmarks.documents"
 
 
