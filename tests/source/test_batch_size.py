@@ -65,6 +65,7 @@ def test_batches_that_time_out_become_smaller_until_one_ends_in_time() -> None:
     assert size.records == 390, "slow work that has ended makes no batch larger"
 
 
+@pytest.mark.long
 def test_a_source_whose_batches_time_out_makes_them_smaller(cluster: Cluster) -> None:
     log, timers, opened = Log(), Timers(), list[int]()
     log.append("a", 300_000)
