@@ -24,6 +24,8 @@ from tests.spark.conftest import ROOT
 from tests.spark.store_driver import POISON
 
 LINES, OBJECTS, KILLS = 1_000_000, 40, 10
+# A driver without an event is killed after this time, whatever it does.
+IDLE_S = 40.0
 POISON_LINES = {3, 400_000, 999_999}
 
 
@@ -94,9 +96,13 @@ def test_a_driver_over_a_million_lines_in_s3_is_killed_at_ten_moments_and_two_ru
         for _ in range(KILLS):
             driver = Driver(*arguments)
             last = moments.randrange(5)
+            # On a fast machine the earlier drivers may have done everything: then no event comes.
+            idle = threading.Timer(IDLE_S, driver.kill)
+            idle.start()
             for event, _line in enumerate(driver.events()):
                 if event == last:
                     break
+            idle.cancel()
             timer = threading.Timer(2 * moments.random(), driver.kill)
             timer.start()
             status, errors = driver.end()
