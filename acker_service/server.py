@@ -105,7 +105,7 @@ class Server:
         try:
             opened = time.monotonic()
             self.namespaces = Namespaces(self._saved.open_shards(opened), options, time.monotonic, since=opened)
-            # Of callers without a namespace. Its generation names the whole server's state.
+            # The shard of callers without a namespace. Its generation names the whole server's state.
             self.shard = self.namespaces.default.shared.shard
             self._ticker = Ticker("acker-tick", self._tick, TICK_S)
             self._overdue_lines = RateLimit(time.monotonic)

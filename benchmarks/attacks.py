@@ -73,7 +73,7 @@ class Phases:
 
 
 class Attacker:
-    """What an attack works with. ``answers`` counts the answers: names of statuses, or of errors."""
+    """The connections and counts of an attack. ``answers`` counts the answers: names of statuses, or of errors."""
 
     def __init__(self, address: str, http_address: str) -> None:
         self.address, self.http_address = address, http_address
@@ -373,7 +373,7 @@ class _Loop:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured of one attack. Percentiles are seconds of an honest Apply. ``not_applied``: honest reports that
+    """The figures of one attack. Percentiles are seconds of an honest Apply. ``not_applied``: honest reports that
     were refused or failed. ``log_bytes``: during the attack. ``answers``: what the attacker got."""
 
     rss_before_mb: float

@@ -15,7 +15,7 @@ SHARD_BYTES = 5 << 20
 # Per root of ``max_pending``: 40 for its cell, 20 for half an orphan, 16 for its outcome while the ledger keeps the
 # room of its cell, 4 for the bit maps of its batch.
 ROOT_BYTES = 80
-# What other bounds leave at least for the kinds that follow from the memory.
+# Other bounds leave at least this much for the kinds that follow from the memory.
 REST_MIN_BYTES = 32 << 20
 # The memory of a server that knows of no limit: enough for 20 million roots.
 DEFAULT_BYTES = 2816 << 20

@@ -67,7 +67,7 @@ class State:
         self._leaving: tuple[SourceState, Change] | None = None
         # Closed batches that still have pending roots.
         self._closing: set[BatchState] = set()
-        # What a sweep does with the pending roots of each batch index: an action of ``kernels``.
+        # By batch index, what a sweep does with its pending roots: an action of ``kernels``.
         self._actions = np.zeros(kernels.INDEXES, np.uint8)
 
     @property

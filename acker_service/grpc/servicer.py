@@ -64,7 +64,7 @@ Answer = tuple[Status, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a call needs to wait: to be told when its caller has gone, and to let others work meanwhile. ``parked``:
+    """Lets a call wait: tells it when its caller has gone, and lets others work meanwhile. ``parked``:
     likewise, for a wait that may take long."""
 
     on_end: OnEnd = lambda _: None

@@ -96,7 +96,7 @@ class HttpServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="acker-http", daemon=True)
         self._is_stopping = asyncio.Event()
-        # What each connection asks for: a path, or "" until its request is here. The oldest connection is first.
+        # The request of each connection: a path, or "" until its request is here. The oldest connection is first.
         self._asked: dict[asyncio.Task[None], str] = {}
         # Answers that are being sent.
         self._sending: set[asyncio.Future[None]] = set()

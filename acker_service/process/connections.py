@@ -34,7 +34,7 @@ class Connections:
         """How many connections there are, with those that are too many."""
         with self._lock:
             self._forget_idle()
-            # One that was too many may be admitted while its first call is still under way.
+            # A connection that was refused may be admitted while its first call is still running.
             return len(self._used.keys() | self._idle.keys() | self._others.keys())
 
     @contextmanager

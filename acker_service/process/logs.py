@@ -57,7 +57,7 @@ class RateLimit:
         self._lock = threading.Lock()
         # By key: when its first line was admitted, how many were admitted since then, and how many suppressed.
         self._keys: dict[Hashable, tuple[float, int, int]] = {}
-        # Of all keys, since the start.
+        # Number of suppressed lines of all keys, since the start.
         self.suppressed = 0
 
     def admit(self, key: Hashable) -> int | None:

@@ -21,7 +21,7 @@ from acker_service.process.fair_queue import FairQueue
 
 # How many calls work at once, apart from reports.
 WORKING_MAX = 4
-# What a call with a large reply counts while it works: the largest reply has 4 MiB, and gRPC copies it.
+# Bytes that count for a call with a large reply while it works: the largest reply has 4 MiB, and gRPC copies it.
 LARGE_BYTES = 8 << 20
 # No reply is cut earlier, since its reader may only be on a slow line.
 SEND_MIN_S = 0.5

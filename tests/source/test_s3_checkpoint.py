@@ -1,4 +1,4 @@
-"""The checkpoint in S3: written whole, and fenced. Of two runs the one that began later stops, and nothing is lost."""
+"""The checkpoint in S3: written whole, and fenced. The later of two runs stops, and nothing is lost."""
 
 from __future__ import annotations
 

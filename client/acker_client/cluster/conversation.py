@@ -88,7 +88,7 @@ class Conversation:
         self._renewal: Future[None] | None = None
         # The incarnation of the server that answered this source last; None before the first answer.
         self._known_to: int | None = None
-        # What the server's last answer to a watch said beside its outcomes.
+        # Text of the server's last answer to a watch, beside its outcomes.
         self._detail = ""
 
     # -- the server

@@ -7,7 +7,7 @@ They are iterator UDFs, because only an iterator UDF sees the end of a task, whe
 column of its own. Spark refuses them inside an expression: there they would ack every row, whatever the expression's
 result.
 
-The plan check does not see these columns, so pass each row through exactly one of them. What they promise depends on
+The plan check does not see these columns, so pass each row through exactly one of them. Their promise depends on
 the source. Rows of a batch are held: as with a sink, the batch is done when an action that delivers the rows has
 succeeded. Rows of a plain source (``AckerClient.open_source``) are not held: they are acked when the task has read its
 rows to the end here, and Spark may compute other columns of the same select, and write, only after that.

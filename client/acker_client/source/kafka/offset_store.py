@@ -56,7 +56,7 @@ class KafkaOffsets:
         self.source = ""
         self._broker: Broker | None = None
         self._commits: Commits | None = None
-        # What this run has loaded or saved last.
+        # Offsets that this run has loaded or saved last.
         self._kept: dict[str, Committed] = {}
         self._loaded: dict[str, Committed] = {}
         self._is_cut = self._is_shared = False

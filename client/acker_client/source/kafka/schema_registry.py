@@ -64,7 +64,7 @@ class SchemaRegistry:
         try:
             self._patiently(self.client.get_config, timeout_s)
         except self._errors as error:
-            # Who may read schemas need not be allowed to read the configuration.
+            # A user that may read schemas may lack the right to read the configuration.
             if error.http_status_code == UNAUTHENTICATED:
                 raise self.refusal(error) from None
 

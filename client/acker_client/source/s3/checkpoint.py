@@ -1,8 +1,8 @@
 """A checkpoint in S3: one object, with the content of a checkpoint file. It is written whole or not at all.
 
 S3 has no locks, but a write may depend on what it replaces (``If-Match``). So a run notices each write of another run.
-Of two runs the one that began later stops, as with offsets in Kafka: each run has a turn, one higher than that of the
-run whose checkpoint it found. A run that finds the write of an earlier one stops. A run that finds the write of a
+The run that began later stops, as with offsets in Kafka. Each run has a turn, one higher than the turn of the run whose
+checkpoint it found. A run that finds the write of an earlier one stops. A run that finds the write of a
 later one writes again. With at-most-once it stops instead.
 """
 
@@ -37,7 +37,7 @@ NO_ETAG = '"acker"'
 
 
 class RunTurn(NamedTuple):
-    """A run of a source. Of two runs the one with the lower id began earlier."""
+    """A run of a source. The smaller of two turns belongs to the run that began earlier."""
 
     turn: int
     id: str

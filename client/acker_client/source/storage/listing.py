@@ -17,7 +17,7 @@ from acker_client.source.storage.store import FolderEntry, Store
 from acker_client.source.storage.urls import parts_of
 
 MAGIC = re.compile(r"[*?[]")
-# So many entries of a folder are turned into columns at a time.
+# Number of entries of a folder that are turned into columns at a time.
 ENTRIES_TOGETHER = 10_000
 
 # Whether the name of a file in a folder is wanted.

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-# What fsspec's filesystems say of the version of a file.
+# Keys under which fsspec's filesystems give the version of a file.
 _VERSIONS = ("ETag", "etag", "generation", "VersionId", "LastModified", "last_modified", "updated", "mtime", "created")
 
 

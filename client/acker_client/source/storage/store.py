@@ -34,8 +34,8 @@ WHOLE = frozenset({"s3", "gcs", "abfs"})
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """What a listing says of one path. ``modified_ns``: the time of change in nanoseconds, or, for fsspec, another
-    number that differs after a change; 0 if the store has none."""
+    """One path of a listing. ``modified_ns``: the time of change in nanoseconds, or, for fsspec, another number that
+    differs after a change; 0 if the store has none."""
 
     path: str
     is_file: bool

@@ -31,7 +31,7 @@ Columns = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Udf:
-    """What a task needs to know of an ``acker_udf``. Picklable. ``fields``: the columns of a result; if ``is_single``,
+    """An ``acker_udf``, as a task needs it. Picklable. ``fields``: the columns of a result; if ``is_single``,
     the only one. ``emits``: whether a result is a record of its own."""
 
     name: str
