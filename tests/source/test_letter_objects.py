@@ -216,6 +216,23 @@ def test_a_crash_while_letters_are_put_back_loses_none_and_the_same_command_ends
     assert (numbers("dead"), numbers("again")) == ([2], [1, 3])
 
 
+def test_each_object_is_read_once_while_letters_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "folder_of", lambda path: (store_over(tmp_path), path))
+    for name, numbers in (("again", range(3)), ("dead", range(10))):
+        objects = DeadLetterObjects(name, filesystem=filesystem_over(tmp_path))
+        for number in numbers:
+            objects.write([letter(number)])
+    reads, read = list[str](), Store.read
+
+    def noted(self: Store, path: str) -> bytes:
+        reads.append(path)
+        return read(self, path)
+
+    monkeypatch.setattr(Store, "read", noted)
+    assert stored.put_back("dead", "again", everything).put_back == 10
+    assert (len(reads), len(set(reads))) == (13, 13)
+
+
 def test_letters_are_put_back_within_a_store_and_not_across(server: S3Server, bucket: str, tmp_path: Path) -> None:
     dead, again = (f"s3://{bucket}/{name}{server.query}" for name in ("dead", "again"))
     letters = DeadLetterObjects(dead)

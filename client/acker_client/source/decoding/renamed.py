@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from acker_client.source.errors import InputChanged
@@ -13,7 +14,7 @@ def open_file(path: str, shown: str, inode: int | None) -> BinaryIO:
     if inode is None:
         return open(path, "rb")
     for _ in range(10):  # it may be renamed again between the search and the open
-        for candidate in (path, renamed(path, inode)):
+        for candidate in _candidates(path, inode):
             try:
                 file = open(candidate, "rb") if candidate else None  # noqa: SIM115 (the caller closes it)
             except FileNotFoundError:
@@ -23,6 +24,12 @@ def open_file(path: str, shown: str, inode: int | None) -> BinaryIO:
             if file is not None:
                 file.close()
     raise InputChanged(f"{shown} was removed before its lines were done: keep what was rotated until it has been read")
+
+
+def _candidates(path: str, inode: int) -> Iterator[str | None]:
+    yield path
+    # Reads the folder, so it comes after the path was tried.
+    yield renamed(path, inode)
 
 
 def renamed(path: str, inode: int) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from acker_client.source.errors import SourceError
@@ -46,9 +46,9 @@ class Sorted:
     @classmethod
     def of(cls, content: bytes, is_chosen: Callable[[DeadLetter], bool]) -> Sorted:
         lines = lines_of(content)
-        chosen = [line for line in lines if line.letter is not None and is_chosen(line.letter)]
-        kept = tuple(line for line in chosen if line.letter is not None and line.letter.why_not_again)
-        return cls(lines, [line for line in chosen if line not in kept], kept)
+        chosen = [(line, line.letter) for line in lines if line.letter is not None and is_chosen(line.letter)]
+        kept = tuple(line for line, letter in chosen if letter.why_not_again)
+        return cls(lines, [line for line, letter in chosen if not letter.why_not_again], kept)
 
     @property
     def left(self) -> bytes:
@@ -60,16 +60,25 @@ class Sorted:
         return Moved(len(self.moving), len(self.lines) - len(self.moving), self.kept)
 
 
-def new_lines(place: object, content: bytes, moving: Iterable[ReadLine]) -> list[bytes]:
-    """Return the lines of ``moving`` that ``content`` lacks, each once. Raises ``SourceError`` if a line of ``content``
-    is no letter. ``place``: where the content is."""
+def raw_letters(place: object, content: bytes) -> set[bytes]:
+    """Return the lines of ``content``, without their ends. Raises ``SourceError`` if one is no letter. ``place``: where
+    the content is."""
     there = lines_of(content)
     wrong = next((line for line in there if line.letter is None), None)
     if wrong is not None:
         raise SourceError(f"{place} is not a file of dead letters (line {wrong.number}: {wrong.wrong}): name another")
-    present = {line.raw.rstrip(b"\n") for line in there}
+    return {line.raw.rstrip(b"\n") for line in there}
+
+
+def new_letters(present: Container[bytes], moving: Iterable[ReadLine]) -> list[bytes]:
+    """Return the lines of ``moving`` that are not ``present``, each once and without its end."""
     new = dict.fromkeys(line.raw.rstrip(b"\n") for line in moving)
-    return [line + b"\n" for line in new if line not in present]
+    return [line for line in new if line not in present]
+
+
+def joined(letters: Iterable[bytes]) -> bytes:
+    """Return letters without their ends as the content of a file."""
+    return b"".join(letter + b"\n" for letter in letters)
 
 
 def lines_of(content: bytes) -> list[ReadLine]:

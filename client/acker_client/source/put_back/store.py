@@ -20,7 +20,15 @@ from acker_client.source.dead_letters.letters_file import LOOK_S, is_at
 from acker_client.source.disk import open_private, sync_directory, to_read, to_write
 from acker_client.source.errors import SourceError
 from acker_client.source.put_back import stored
-from acker_client.source.put_back.letter_lines import Moved, ReadLine, Sorted, lines_of, new_lines
+from acker_client.source.put_back.letter_lines import (
+    Moved,
+    ReadLine,
+    Sorted,
+    joined,
+    lines_of,
+    new_letters,
+    raw_letters,
+)
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.storage.urls import url_of
 
@@ -71,7 +79,8 @@ def _put_back_locally(path: Path, again: Path, is_chosen: Callable[[DeadLetter],
             with _locked(again, wait_s, is_made=True) as file:
                 content = _content(file)
                 end = b"" if not content or content.endswith(b"\n") else b"\n"
-                _replace(again, file, content + end + b"".join(new_lines(again, content, letters.moving)))
+                new = new_letters(raw_letters(again, content), letters.moving)
+                _replace(again, file, content + end + joined(new))
             _replace(path, dead, letters.left)
     return letters.moved
 

@@ -17,7 +17,15 @@ from typing import TypeVar
 
 from acker_client.source.dead_letters.letter_objects import folder_of, new_name, objects_of
 from acker_client.source.errors import SourceError
-from acker_client.source.put_back.letter_lines import Moved, ReadLine, Sorted, lines_of, new_lines
+from acker_client.source.put_back.letter_lines import (
+    Moved,
+    ReadLine,
+    Sorted,
+    joined,
+    lines_of,
+    new_letters,
+    raw_letters,
+)
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.storage.store import Store
 from acker_client.source.waiting import outlast
@@ -42,10 +50,16 @@ def put_back(url: str, again: str, is_chosen: Callable[[DeadLetter], bool]) -> M
     if dead.shown(folder) == target.shown(into):
         raise SourceError(f"{dead.shown(folder)} is where the letters are: name another folder to put them back into")
     moved = Moved(0, 0)
+    # The letters in the target; read when the first letter moves.
+    present: set[bytes] | None = None
     for path in _wait(dead, partial(objects_of, dead, folder)):
         letters = Sorted.of(_wait(dead, partial(dead.read, path)), is_chosen)
         if letters.moving:
-            _add(target, into, letters)
+            present = _letters_in(target, into) if present is None else present
+            if new := new_letters(present, letters.moving):
+                name = new_name(time.time(), secrets.token_hex(4), 1)
+                _wait(target, partial(target.write, f"{into}/{name}", joined(new)))
+                present.update(new)
             left = letters.left
             _wait(dead, partial(dead.write, path, left) if left else partial(dead.delete, path))
         this = letters.moved
@@ -54,15 +68,10 @@ def put_back(url: str, again: str, is_chosen: Callable[[DeadLetter], bool]) -> M
     return moved
 
 
-def _add(store: Store, folder: str, letters: Sorted) -> None:
-    """Write the moving letters to a new object, apart from those that the folder has already."""
-    there = b"".join(
-        _wait(store, partial(store.read, path)) for path in _wait(store, partial(objects_of, store, folder))
-    )
-    lines = new_lines(store.shown(folder), there, letters.moving)
-    if lines:
-        name = new_name(time.time(), secrets.token_hex(4), 1)
-        _wait(store, partial(store.write, f"{folder}/{name}", b"".join(lines)))
+def _letters_in(store: Store, folder: str) -> set[bytes]:
+    """Return the letters that a folder has, as lines."""
+    paths = _wait(store, partial(objects_of, store, folder))
+    return raw_letters(store.shown(folder), b"".join(_wait(store, partial(store.read, path)) for path in paths))
 
 
 def _wait(store: Store, call: Callable[[], T]) -> T:
