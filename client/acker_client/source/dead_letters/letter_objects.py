@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from acker_client.source.dead_letters.pieces import in_pieces
 from acker_client.source.errors import SourceError
-from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.dead_letter import NOTHING_LOST, DeadLetter
 from acker_client.source.storage.connecting import store_of
 from acker_client.source.storage.listing import find_objects
 from acker_client.source.storage.store import Store
@@ -61,8 +62,9 @@ class DeadLetterObjects:
     def write(self, letters: Iterable[DeadLetter]) -> None:
         """Write ``letters`` as new objects, which are durable on return. Raises :class:`SourceError` if that fails."""
         store, folder = self._open_folder()
-        for content in _parts(letter.to_json().encode(errors="surrogatepass") + b"\n" for letter in letters):
-            self._write(store, f"{folder}/{self._next_name()}", content)
+        lines = (letter.to_json().encode(errors="surrogatepass") + b"\n" for letter in letters)
+        for part in in_pieces(lines, len, PART_BYTES):
+            self._write(store, f"{folder}/{self._next_name()}", b"".join(part))
 
     def close(self) -> None:
         """Nothing to close."""
@@ -81,10 +83,7 @@ class DeadLetterObjects:
             # A second try writes the same object again.
             outlast(lambda: store.write(path, content), f"{self}, to write dead letters", OUTAGE_S)
         except SourceError as error:
-            raise SourceError(
-                f"dead letters cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
-                " are read again at the next start"
-            ) from None
+            raise SourceError(f"dead letters cannot be written to {self}: {error}. {NOTHING_LOST}") from None
 
 
 def folder_of(url: str, filesystem: Any = None) -> tuple[Store, str]:
@@ -110,17 +109,3 @@ def new_name(now_s: float, run: str, number: int) -> str:
     """Return a name that no other object has."""
     moment = datetime.fromtimestamp(now_s, UTC)
     return f"{moment:%Y%m%dT%H%M%S}.{moment.microsecond:06d}Z-{run}-{number:06d}{SUFFIX}"
-
-
-def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines in pieces of about ``PART_BYTES``."""
-    together: list[bytes] = []
-    size = 0
-    for line in lines:
-        together.append(line)
-        size += len(line)
-        if size >= PART_BYTES:
-            yield b"".join(together)
-            together, size = [], 0
-    if together:
-        yield b"".join(together)

@@ -21,7 +21,7 @@ from typing import IO
 from acker_client.error_text import shorten
 from acker_client.source.disk import open_private, sync_directory, to_write
 from acker_client.source.errors import SourceError
-from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.dead_letter import NOTHING_LOST, DeadLetter
 
 # A write of letters takes milliseconds. A process that holds the lock for longer is stopped, or stuck.
 LONG_S = 5.0
@@ -114,8 +114,7 @@ class DeadLetterFile:
 
     def _unwritable(self, error: OSError) -> SourceError:
         return SourceError(
-            f"dead letters cannot be written to {self.path} ({error.strerror}): {to_write(error)}. Nothing is lost:"
-            " their records are not done, and are read again at the next start"
+            f"dead letters cannot be written to {self.path} ({error.strerror}): {to_write(error)}. {NOTHING_LOST}"
         )
 
 
@@ -138,10 +137,7 @@ class DeadLetterCall:
         try:
             self._take(list(letters))
         except Exception as error:
-            raise SourceError(
-                f"dead letters were not taken by {self} ({shorten(error)}). Nothing is lost: their records are not"
-                " done, and are read again at the next start"
-            ) from error
+            raise SourceError(f"dead letters were not taken by {self} ({shorten(error)}). {NOTHING_LOST}") from error
 
     def close(self) -> None:
         """Nothing to close."""

@@ -29,7 +29,7 @@ class DeadLetterLog:
     def write(self, letters: Iterable[DeadLetter]) -> None:
         for letter in letters:
             # In ASCII, so that no content of a record can begin a line, or move the cursor of a terminal.
-            log.error("dead letter: %s", json.dumps(json.loads(_shortened(letter).to_json())))
+            log.error("dead letter: %s", _shortened(letter).to_json(is_ascii=True))
 
     def close(self) -> None:
         """Nothing to close."""

@@ -6,13 +6,14 @@ A source that dies right after a write may write the same letters again, so a le
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from acker_client.error_text import shorten
+from acker_client.source.dead_letters.pieces import in_pieces
 from acker_client.source.errors import SourceError
-from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.dead_letter import NOTHING_LOST, DeadLetter
 
 # "letter" is the line of JSON that a file of dead letters would hold.
 COLUMNS = {
@@ -30,8 +31,6 @@ SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
 # The driver hands rows to Spark in pieces of about this size.
 PIECE_CHARS = 32 << 20
-
-NOTHING_LOST = "Nothing is lost: their records are not done, and are read again at the next start"
 
 
 class Table:
@@ -81,7 +80,7 @@ class Table:
         from acker_client.spark.driver.tables import append_rows
 
         try:
-            for rows in _pieces(letters):
+            for rows in in_pieces(map(_row, letters), _chars_of, PIECE_CHARS):
                 append_rows(self._spark, self.name, rows, SCHEMA)
         except Exception as error:
             raise SourceError(f"dead letters cannot be written to {self} ({shorten(error)}). {NOTHING_LOST}") from error
@@ -91,17 +90,8 @@ class Table:
         self._spark = None
 
 
-def _pieces(letters: Iterable[DeadLetter]) -> Iterator[list[tuple[Any, ...]]]:
-    rows: list[tuple[Any, ...]] = []
-    chars = 0
-    for letter in letters:
-        rows.append(_row(letter))
-        chars += len(rows[-1][-1])
-        if chars >= PIECE_CHARS:
-            yield rows
-            rows, chars = [], 0
-    if rows:
-        yield rows
+def _chars_of(row: tuple[Any, ...]) -> int:
+    return len(row[-1])
 
 
 def _row(letter: DeadLetter) -> tuple[Any, ...]:
@@ -133,7 +123,7 @@ def _value(value: bytes | Mapping[str, Any] | None) -> str | None:
 
 def _line(letter: DeadLetter) -> str:
     line = letter.to_json()
-    return line if _is_utf8(line) else json.dumps(json.loads(line))
+    return line if _is_utf8(line) else letter.to_json(is_ascii=True)
 
 
 def _text(text: str) -> str:

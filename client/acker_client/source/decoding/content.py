@@ -86,7 +86,10 @@ class LocalContent:
         return True
 
     def open(self, shown: str) -> BinaryIO:
-        return _open_local(self.path, self.inode, shown)
+        try:
+            return open_file(self.path, shown, self.inode)
+        except OSError as error:
+            raise unreadable(error, str(error.strerror), shown) from None
 
     def check_same(self, shown: str) -> None:
         """Do nothing: lines may be added while a file is read, and the reader counts the lines."""
@@ -186,12 +189,6 @@ class LinePart:
         return self.at or LocalContent(self.partition)
 
 
-def open_part(part: LinePart) -> BinaryIO:
-    """Open the part's file. Raises as ``Content.open`` does."""
-    # Most parts have no content of their own, and there may be very many of them.
-    return _open_local(part.partition, None, part.shown) if part.at is None else part.at.open(part.shown)
-
-
 def read_content(part: LinePart, start: int, stop: int) -> bytes:
     """Return bytes ``start`` to ``stop`` of a file's content, or fewer at its end. Raises ``InputChanged``, and
     ``OutOfReach`` if its store is away for longer than ``READ_S``."""
@@ -199,7 +196,7 @@ def read_content(part: LinePart, start: int, stop: int) -> bytes:
         return outlast(partial(_read_stored, part, part.at, start, stop), part.shown, READ_S)
     if part.packed is not None:
         return _unpacked(part, part.packed, start, stop)
-    with open_part(part) as file:
+    with part.content.open(part.shown) as file:
         try:
             file.seek(start)
             return file.read(stop - start)
@@ -229,13 +226,6 @@ def on_other_machines(driver: str) -> Iterator[None]:
             " it where every machine has it under this path (a shared volume), or into an object store, like"
             " s3://bucket/key"
         ) from None
-
-
-def _open_local(path: str, inode: int | None, shown: str) -> BinaryIO:
-    try:
-        return open_file(path, shown, inode)
-    except OSError as error:
-        raise unreadable(error, str(error.strerror), shown) from None
 
 
 def size_of(file: BinaryIO) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from acker_client.source.decoding.content import LinePart, LocalContent, open_part, size_of
+from acker_client.source.decoding.content import LinePart, LocalContent, size_of
 from acker_client.source.decoding.renamed import paths_by_inode
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged
@@ -252,7 +252,7 @@ def _inode_of(file: LineFile) -> int | None:
 
 
 def _present(part: LinePart) -> LinePart:
-    with open_part(part) as file:
+    with part.content.open(part.shown) as file:
         size = size_of(file)
     if size < part.stop_byte and part.packed is None:
         raise InputChanged(

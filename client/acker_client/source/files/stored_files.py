@@ -95,9 +95,7 @@ class StoredFiles:
             self._check_read(index)
         for index in np.flatnonzero(known.differ(listed, places)).tolist():
             self._check_changed(index)
-        new = listed.without(known)
-        there, at = places >= 0, places[places >= 0]
-        known.sizes[there], known.modified_ns[there] = listed.sizes[at], listed.modified_ns[at]
+        new = known.take_over(listed, places)
         self._known = Objects.joined([known, new])
         self._is_done = np.append(self._is_done, np.zeros(len(new), np.bool_))
 

@@ -18,7 +18,7 @@ from acker_client.source.errors import SourceError
 from acker_client.source.kafka.connection import library
 from acker_client.source.kafka.names import KafkaConnection
 from acker_client.source.kafka.topic_writer import TopicWriter
-from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
+from acker_client.source.records.dead_letter import NOTHING_LOST, VALUE_BYTES_MAX, DeadLetter
 from acker_client.source.records.outcome import RecordOutcome
 
 # The default of message.max.bytes, and the room for all parts of a message other than its key and value.
@@ -79,10 +79,7 @@ class KafkaTopic:
         except SourceError as error:
             # After a failed write the producer drops its messages, and may drop the next ones too. Use a new one.
             self._writer = None
-            raise SourceError(
-                f"{what} cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
-                " are read again at the next start"
-            ) from None
+            raise SourceError(f"{what} cannot be written to {self}: {error}. {NOTHING_LOST}") from None
 
     def close(self) -> None:
         if self._writer is not None:

@@ -193,9 +193,7 @@ class ParquetInput:
                 self._again += [] if index in self._again else [index]
             elif partition in self._marks:
                 self._refuse_other(partition)
-        there, at = places >= 0, places[places >= 0]
-        known.sizes[there], known.modified_ns[there] = listed.sizes[at], listed.modified_ns[at]
-        new = listed.without(known)
+        new = known.take_over(listed, places)
         # A file may come back that was done in an earlier run, and was away when this one began.
         is_done = np.array([self._is_back(new[index]) for index in range(len(new))], np.bool_)
         self._known = Objects.joined([known, new])

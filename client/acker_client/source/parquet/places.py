@@ -116,15 +116,14 @@ class StoredPlace:
     """Objects in ``store``."""
 
     def __init__(self, store: Store, patterns: Sequence[str], own: Sequence[str], *, may_be_none: bool) -> None:
-        self.store: Store | None = store
-        self._store = store
+        self.store: Store = store
         self.patterns = patterns
         self._own = own
         self._may_be_none = may_be_none
 
     def list(self) -> Objects:
         listed = find_objects(
-            self._store,
+            self.store,
             self.patterns,
             asker=ASKER,
             in_folder=lambda store, path: _objects_in(store, path, may_be_none=self._may_be_none),
@@ -137,10 +136,10 @@ class StoredPlace:
         return partition
 
     def content(self, partition: str) -> RowContent:
-        return StoredContent(self._store, self._store.path_of(partition), "")
+        return StoredContent(self.store, self.store.path_of(partition), "")
 
     def is_same(self, partition: str, digest: str) -> bool:
-        return self._store.tag(self._store.path_of(partition)) == digest
+        return self.store.tag(self.store.path_of(partition)) == digest
 
     def each(self, work: Callable[[int], R], indices: Iterable[int]) -> Iterator[tuple[int, R]]:
         return ahead(work, indices, lambda result: None)

@@ -13,6 +13,9 @@ from typing import Any
 # if JSON has to escape every byte, the line stays below the longest line that put_back reads.
 VALUE_BYTES_MAX = 16 << 20
 
+# The end of an error about letters that cannot be written.
+NOTHING_LOST = "Nothing is lost: their records are not done, and are read again at the next start"
+
 _NEEDED = {"source", "reason", "attempts", "first", "last"}
 _OWN = _NEEDED | {"value", "value_base64", "bytes", "schema", "columns"}
 
@@ -82,9 +85,9 @@ class DeadLetter:
         """Return the record's origin as a person would write it, for example ``path:line``."""
         return ":".join(str(each) for name, each in self.origin.items() if name != "byte")
 
-    def to_json(self) -> str:
+    def to_json(self, *, is_ascii: bool = False) -> str:
         """Return one line of JSON. ``value`` is text or an object of columns; bytes that are not UTF-8 are in
-        ``value_base64``."""
+        ``value_base64``. ``is_ascii``: with all other characters escaped."""
         letter: dict[str, Any] = {
             "source": self.source,
             "reason": self.reason,
@@ -96,7 +99,7 @@ class DeadLetter:
         cut = {} if self.value_bytes is None else {"bytes": self.value_bytes}
         schema = {"schema": self.schema} if self.schema else {}
         columns = {} if self.columns is None else {"columns": dict(self.columns)}
-        return json.dumps(letter | _value(self.value) | cut | schema | columns, ensure_ascii=False)
+        return json.dumps(letter | _value(self.value) | cut | schema | columns, ensure_ascii=is_ascii)
 
 
 def _value_of(read: Mapping[str, Any]) -> bytes | dict[str, Any] | None:

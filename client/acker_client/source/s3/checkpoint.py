@@ -64,14 +64,7 @@ class S3Checkpoint:
             )
         self._url: Url = parsed
         self._object = S3Object(parsed, client)
-        self._layout = Layout(str(self), "", "", "", "")
-        self._by: Committer | None = None
-        self._identity = ""
-        self._loaded: Mapping[str, Committed] = {}
-        # The ETag of what this run has last seen; None: there was no object.
-        self._etag: str | None = None
-        self._run = RunTurn(1, secrets.token_hex(4))
-        self._has_warned = False
+        self.open("", "")
 
     def __str__(self) -> str:
         return self._url.shown
@@ -86,8 +79,13 @@ class S3Checkpoint:
         self._layout = Layout(
             str(self), source, kind, "another object", "remove it to read the input from its beginning"
         )
-        self._by, self._identity, self._loaded, self._etag = None, "", {}, None
-        self._run, self._has_warned = RunTurn(1, secrets.token_hex(4)), False
+        self._by: Committer | None = None
+        self._identity = ""
+        self._loaded: Mapping[str, Committed] = {}
+        # The ETag of what this run has last seen; None: there was no object.
+        self._etag: str | None = None
+        self._run = RunTurn(1, secrets.token_hex(4))
+        self._has_warned = False
 
     def load(self) -> dict[str, Committed]:
         """Return the last saved state, also if it was copied from a file. Raises :class:`CheckpointError`."""
@@ -104,23 +102,13 @@ class S3Checkpoint:
         loaded, self._loaded = self._loaded, {}
         with self._content(loaded) as content:
             self._check_conditions(content)
-            try:
-                self._etag = self._wait(partial(self._object.put, content, self._etag))
-            except Stale:
-                self._adopt_own(is_first=True)
-                self.save(loaded)
+            self._put(content, is_first=True)
 
     def save(self, committed: Mapping[str, Committed]) -> None:
         """Replace the object. Raises :class:`CheckpointError` if an earlier run has written it, or if it cannot be
         written; the old one then remains."""
         with self._content(committed) as content:
-            while True:
-                try:
-                    self._etag = self._wait(partial(self._object.put, content, self._etag))
-                except Stale:
-                    self._adopt_own()
-                else:
-                    return
+            self._put(content)
 
     def identity(self) -> str:
         """Return the identity of the last loaded state; "" if it has none."""
@@ -140,6 +128,17 @@ class S3Checkpoint:
         """Nothing to release: the next run may begin at once."""
 
     # -- the object
+
+    def _put(self, content: IO[bytes], *, is_first: bool = False) -> None:
+        """Replace the object. ``is_first``: see ``_adopt_own``; it holds up to the first condition that fails."""
+        while True:
+            try:
+                self._etag = self._wait(partial(self._object.put, content, self._etag))
+            except Stale:
+                self._adopt_own(is_first=is_first)
+                is_first = False
+            else:
+                return
 
     def _read(self) -> tuple[dict[str, Committed], int]:
         """Return the saved state, and the turn of the run that wrote it."""

@@ -44,7 +44,7 @@ def find_objects(
             store.check_bucket()
             if not may_be_none:
                 raise SourceError(f"{asker}: nothing matches {store.shown(pattern)!r}")
-        found = Objects.joined([found, matches.without(found)]) if len(found) else matches
+        found = Objects.joined([found, matches.without(found)])
     return found
 
 
@@ -115,13 +115,12 @@ def _fits(names: Sequence[str], segments: Sequence[IsWanted | None]) -> bool:
 
 def _list_below(store: Store, folder: str, is_wanted: IsWanted) -> Objects:
     """Return the wanted files in and below a folder. ``is_wanted`` takes a path."""
-    infos = store.list_folder(folder, is_recursive=True)
-    found: list[Objects] = []
-    while infos:
-        entries = [store.entry_of(info) for info in infos[-ENTRIES_TOGETHER:]]
-        del infos[-ENTRIES_TOGETHER:]
-        found.append(_objects(store, [entry for entry in entries if entry.is_file and is_wanted(entry.path)]))
-    return Objects.joined(found)
+    return Objects.joined(
+        [
+            _objects(store, [entry for entry in entries if entry.is_file and is_wanted(entry.path)])
+            for entries in _entries(store, folder, is_recursive=True)
+        ]
+    )
 
 
 def _step(store: Store, folders: Iterable[str], segment: str) -> Iterator[str]:
@@ -162,16 +161,21 @@ def _below(store: Store, folder: str) -> Iterator[str]:
 
 def _list_folder(store: Store, folder: str, is_wanted: IsWanted) -> tuple[Objects, list[str]]:
     """Return the wanted files of a folder, and the names of the folders in it."""
-    infos = store.list_folder(folder)
     found: list[Objects] = []
     folders: list[str] = []
-    while infos:
-        # Frees the entries as columns take their place.
-        entries = [store.entry_of(info) for info in infos[-ENTRIES_TOGETHER:]]
-        del infos[-ENTRIES_TOGETHER:]
+    for entries in _entries(store, folder):
         folders += [_name(entry) for entry in entries if entry.is_folder]
         found.append(_objects(store, [entry for entry in entries if entry.is_file and is_wanted(_name(entry))]))
     return Objects.joined(found), folders
+
+
+def _entries(store: Store, folder: str, *, is_recursive: bool = False) -> Iterator[list[FolderEntry]]:
+    """Yield the entries of a folder, some at a time: each list is freed as columns take its place."""
+    infos = store.list_folder(folder, is_recursive=is_recursive)
+    while infos:
+        some = [store.entry_of(info) for info in infos[-ENTRIES_TOGETHER:]]
+        del infos[-ENTRIES_TOGETHER:]
+        yield some
 
 
 def _objects(store: Store, entries: Sequence[FolderEntry]) -> Objects:

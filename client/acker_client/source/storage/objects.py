@@ -39,8 +39,9 @@ class Objects:
 
     @classmethod
     def joined(cls, several: Sequence[Objects]) -> Objects:
-        if not several:
-            return cls.of([])
+        several = [each for each in several if len(each)]
+        if len(several) < 2:
+            return several[0] if several else cls.of([])
         names: Any = pa.chunked_array([each.names for each in several], pa.large_binary()).combine_chunks()
         sizes = np.concatenate([each.sizes for each in several])
         return cls(names, sizes, np.concatenate([each.modified_ns for each in several]))
@@ -59,6 +60,15 @@ class Objects:
             return self
         is_known: Any = pc.is_in(self.names, value_set=others.names)
         return self.take(np.flatnonzero(~np.asarray(is_known)))
+
+    def take_over(self, listed: Objects, places: npt.NDArray[np.int64]) -> Objects:
+        """Take sizes and times of change from ``listed``, where these objects are at ``places`` (-1: not there). Return
+        the objects that only ``listed`` has."""
+        there, at = places >= 0, places[places >= 0]
+        self.sizes[there], self.modified_ns[there] = listed.sizes[at], listed.modified_ns[at]
+        is_new = np.ones(len(listed), np.bool_)
+        is_new[at] = False
+        return listed.take(np.flatnonzero(is_new))
 
     def check_not_own(self, own: Sequence[str], asker: str) -> None:
         """Raise ``SourceError`` if one of the objects is, or lies below, a URL that the source itself writes."""

@@ -61,10 +61,6 @@ def local_path(path: str) -> str:
     return f"/{rest}" if scheme == "file" else path
 
 
-def is_url(path: str) -> bool:
-    return bool(_split(path)[0])
-
-
 def instead_of_url(path: str) -> str:
     """Return advice for a URL that names neither a store nor a local file; "" for any other path."""
     scheme, _, rest = _split(path)
