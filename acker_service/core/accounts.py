@@ -33,8 +33,8 @@ Steps = Iterator[None]
 
 @dataclass(slots=True)
 class Uncounted:
-    """Holds the changes that a kernel may have made. ``batch``: the batch of its inits. ``reasons``: see `Outputs`.
-    ``note`` does the remaining work; it may be called again if it fails."""
+    """Holds the changes that a kernel may have made. ``batch``: the batch of its inits, None for those of the open
+    stream. ``reasons``: see `Outputs`. ``note`` does the remaining work; it may be called again if it fails."""
 
     outputs: Outputs
     reasons: Sequence[Reason] = kernels.REASONS
@@ -64,10 +64,9 @@ class Accounts:
         ledger, room, counters, batch = self._ledger, self._room, self.counters, found.batch
         count = self._ledger.counters.tolist()
         created, dropped = count[kernels.CREATED], count[kernels.ROOTS_DROPPED]
-        is_numbered = batch is not None and batch.number > 0
         pending, orphans = room.pending + created - dropped, ledger.orphans + count[kernels.ORPHANS]
-        reserved = room.reserved - created if is_numbered else room.reserved
-        batch_inits = batch.inits + created if batch is not None and is_numbered else 0
+        reserved = room.reserved - created if batch is not None else room.reserved
+        batch_inits = batch.inits + created if batch is not None else 0
         inits, inits_known = counters.inits + created, counters.inits_known + count[kernels.KNOWN]
         inits_conflicting = counters.inits_conflicting + count[kernels.CONFLICTS]
         updates, orphans_dropped = (
@@ -79,7 +78,7 @@ class Accounts:
         # Nothing below can fail.
         found.outputs.hold(outcomes, is_uniform, found.reasons)
         room.pending, room.reserved, ledger.orphans = pending, reserved, orphans
-        if batch is not None and is_numbered:
+        if batch is not None:
             batch.inits = batch_inits
         counters.inits, counters.inits_known, counters.inits_conflicting = inits, inits_known, inits_conflicting
         counters.updates, counters.orphans_dropped = updates, orphans_dropped

@@ -21,8 +21,8 @@ from acker_protocol.messages import FAIL, NO_KINDS, Apply, ApplyReply, Entries, 
 from acker_service.core import kernels
 from acker_service.core.accounts import Uncounted
 from acker_service.core.batches import ALL_SLOTS, BatchState
-from acker_service.core.ledger import Sections
-from acker_service.core.malformed import foreign_detail, malformed_apply
+from acker_service.core.ledger import Sections, column
+from acker_service.core.malformed import checked_sections
 from acker_service.core.orphans import Orphans
 from acker_service.core.outputs import Outputs
 from acker_service.core.state import State
@@ -68,15 +68,9 @@ class Applying:
         """Apply the sections of a message that were not applied before. Errors are statuses, never exceptions."""
         state, entries = self._state, message.entries
         batch = self.batch_of(message.inits)
-        trouble = malformed_apply(message, batch)
-        if trouble:
-            return self.refuse(Status.INVALID, trouble)
-        sections = state.ledger.check(_column(entries.root_ids, np.uint64), batch.numbering if batch else None)
+        sections = checked_sections(message, batch, state.ledger.check)
         if isinstance(sections, str):
             return self.refuse(Status.INVALID, sections)
-        foreign = batch.foreign_slot(sections.bits) if batch is not None and batch.is_open else None
-        if foreign is not None:
-            return self.refuse(Status.INVALID, foreign_detail(foreign))
         known = state.dedupe.find_applied(message.identity, message.digest)
         if isinstance(known, Status):
             return self._refuse_sections(message, sections, known)
@@ -148,12 +142,12 @@ class Applying:
 
     def _apply(self, message: Apply, batch: BatchState | None, sections: Sections, fresh: int) -> Outputs:
         slots = np.frombuffer(fresh.to_bytes(128, "little"), np.uint64)
-        vals = _column(message.entries.ack_vals, np.uint64)
+        vals = column(message.entries.ack_vals, np.uint64)
         note = partial(self._note_applied, message, sections)
         if message.inits is None or batch is None:
             return self._apply_updates(message.entries, sections, vals, slots, note)
         state, outputs = self._state, self._state.ledger.free_outputs()
-        state.accounts.begin(Uncounted(outputs, state.reasons.texts, batch, note))
+        state.accounts.begin(Uncounted(outputs, state.reasons.texts, batch if batch.number else None, note))
         state.ledger.apply_inits(sections, vals, slots, batch.index, batch.held, batch.numbering, state.tick, outputs)
         self._finish()
         return outputs
@@ -162,7 +156,7 @@ class Applying:
         self, entries: Entries, sections: Sections, vals: Column, slots: Column, note: Callable[[], object]
     ) -> Outputs:
         state, outputs = self._state, self._state.ledger.free_outputs()
-        kinds, reason_ids = _column(entries.kinds, np.uint8), _column(entries.reason_ids, np.uint32)
+        kinds, reason_ids = column(entries.kinds, np.uint8), column(entries.reason_ids, np.uint32)
         ticks, tick = self._orphans.ticks, state.tick
 
         def note_all() -> None:
@@ -192,7 +186,7 @@ class Applying:
     def _cover(self, message: Apply, batch: BatchState | None) -> None:
         """Mark the numbers as read that a message covers, once all its sections have been applied."""
         if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
-            batch.cover(_column(message.inits.covered, np.uint64))
+            batch.cover(column(message.inits.covered, np.uint64))
 
     def _block_acks(self, sections: Sections) -> Outputs:
         """XOR a random number into the ack vals of these roots, so that none of them reaches zero.
@@ -249,12 +243,6 @@ def bits_of(slots: Array) -> int:
 
 def _int_of(bits: Array) -> int:
     return int.from_bytes(bits.tobytes(), "little")
-
-
-def _column(values: Array, dtype: type[Any]) -> Array:
-    """Return ``values`` contiguous and aligned, as the kernels need it. Copies only if necessary."""
-    column = np.ascontiguousarray(values, dtype)
-    return column if column.flags.aligned else column.copy()
 
 
 def _entries_in(sections: Sections, slots: int) -> int:

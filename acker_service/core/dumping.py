@@ -79,7 +79,7 @@ def _load(state: State, dumped: Iterator[StatePart]) -> None:
         totals["sources"] = len(header["sources"])
         dumped = parts.from_format_before(header, dumped)
     state.generation, state.registrations = header["generation"], header["registrations"]
-    state.counters = Counters.load(header["counters"])
+    state.accounts.counters = Counters.load(header["counters"])
     state.dedupe.dropped = state.counters.identities_dropped
     state.reasons.load(parts.next_part("reasons", dumped))
     for name, columns in dumped:

@@ -106,7 +106,7 @@ _PROGRESS_SHIFT = np.uint64(PROGRESS_SHIFT)
 _NOT_START = np.uint64(~(TICK_MASK << START_SHIFT) & ((1 << 64) - 1))
 _NOT_PROGRESS = np.uint64(~(TICK_MASK << PROGRESS_SHIFT) & ((1 << 64) - 1))
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
-_U6, _U10, _U16, _U27, _U30, _U31, _U32 = (np.uint64(n) for n in (6, 10, 16, 27, 30, 31, 32))
+_U6, _U16, _U27, _U30, _U31, _U32 = (np.uint64(n) for n in (6, 16, 27, 30, 31, 32))
 _U54, _U60, _U62, _U63 = (np.uint64(n) for n in (54, 60, 62, 63))
 _M1, _M2 = np.uint64(MULTIPLIER_1), np.uint64(MULTIPLIER_2)
 _I1, _I2 = np.uint64(pow(MULTIPLIER_1, -1, 1 << 64)), np.uint64(pow(MULTIPLIER_2, -1, 1 << 64))
@@ -510,14 +510,15 @@ def apply_updates(
             for i in range(begin, end if len(kinds) else begin):
                 counters[FAILS] += kinds[i] & _FAIL != 0
             continue
-        if directory[slot, CAPACITY] > large:
-            if directory[slot, MOVING] != 0:
-                _move_section(directory, slot, keys, begin, end)
-            if not _is_roomy(directory, slot, end - begin) and _lacks_room(directory, slot, keys, begin, end, counters):
-                counters[SECTION] = at
-                return
-        elif directory[slot, MOVING] != 0:
+        if directory[slot, MOVING] != 0:
             _move_section(directory, slot, keys, begin, end)
+        if (
+            directory[slot, CAPACITY] > large
+            and not _is_roomy(directory, slot, end - begin)
+            and _lacks_room(directory, slot, keys, begin, end, counters)
+        ):
+            counters[SECTION] = at
+            return
         cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
         count = directory[slot, COUNT]
         # One cell stays empty, so that every probe ends.

@@ -70,6 +70,12 @@ class Sections:
     bits: Column
 
 
+def column(values: Array, dtype: type[Any]) -> Array:
+    """Return ``values`` contiguous and aligned, as the kernels need it. Copies only if necessary."""
+    contiguous = np.ascontiguousarray(values, dtype)
+    return contiguous if contiguous.flags.aligned else contiguous.copy()
+
+
 class Scratch:
     """The columns that `kernels.check` writes, for ``most`` roots."""
 

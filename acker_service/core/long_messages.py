@@ -17,7 +17,7 @@ from acker_protocol.ids import Column
 from acker_protocol.messages import FAIL, NO_KINDS, Apply, ApplyReply, Entries, InitScope, Kinds, Status
 from acker_service.core.batches import BatchState, ascending
 from acker_service.core.ledger import ENTRIES_MAX, Scratch, Sections
-from acker_service.core.malformed import foreign_detail, malformed_apply
+from acker_service.core.malformed import checked_sections
 from acker_service.core.reasons import truncated
 
 Array = npt.NDArray[np.int64]
@@ -43,11 +43,10 @@ def prepared(message: Apply) -> Apply:
 
 
 def is_long(message: Apply) -> bool:
-    scope = message.inits
-    if scope is None or not len(scope.covered):
-        return len(message.entries) > ENTRIES_MAX or len(message.entries.reason_ids) > FAILS_MAX
-    is_wide = int(scope.covered.max()) > NUMBERS_MAX
-    return is_wide or len(message.entries) > ENTRIES_MAX or len(scope.covered) > RANGES_MAX
+    if len(message.entries) > ENTRIES_MAX or len(message.entries.reason_ids) > FAILS_MAX:
+        return True
+    covered = () if message.inits is None else message.inits.covered
+    return len(covered) > RANGES_MAX or (len(covered) > 0 and int(np.max(covered)) > NUMBERS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,9 @@ def cut(message: Apply, batch: BatchState | None) -> Cut | str:
     """Cut a message into parts, or return the error sentence of a message that must be refused. ``batch``: that of its
     inits, if it is known. Other calls may change it meanwhile, as its slots only become more."""
     entries = message.entries
-    trouble = malformed_apply(message, batch)
-    if trouble:
-        return trouble
-    roots = np.ascontiguousarray(entries.root_ids)
-    sections = Scratch(len(entries)).check(roots, batch.numbering if batch is not None else None)
+    sections = checked_sections(message, batch, Scratch(len(entries)).check)
     if isinstance(sections, str):
         return sections
-    foreign = batch.foreign_slot(sections.bits) if batch is not None and batch.is_open else None
-    if foreign is not None:
-        return foreign_detail(foreign)
     is_open = batch is not None and batch.is_open
     parts = [*_parts(message, sections.starts.astype(np.int64), has_ranges=is_open)]
     # Without an open batch nobody has checked the ranges, and nothing will be covered.
@@ -80,7 +72,10 @@ def cut(message: Apply, batch: BatchState | None) -> Cut | str:
 
 def rest_of(message: Apply, applied: int) -> Apply:
     """Return the part of a message behind its first ``applied`` entries, which must end a section."""
-    return dataclasses.replace(message, entries=_slice(message.entries, applied, len(message.entries)))
+    entries = message.entries
+    fails = int(np.count_nonzero(entries.kinds[:applied] & FAIL))
+    rest = _slice(entries, applied, len(entries), fails, len(entries.reason_ids))
+    return dataclasses.replace(message, entries=rest)
 
 
 def merged(replies: list[tuple[ApplyReply, int]]) -> ApplyReply:
@@ -114,14 +109,14 @@ def _parts(message: Apply, starts: Array, *, has_ranges: bool) -> Iterator[Apply
         after = int(np.searchsorted(starts, starts[first] + ENTRIES_MAX, side="right")) - 1
         after = min(after, int(np.searchsorted(fails, fails[first] + FAILS_MAX, side="right")) - 1)
         after = max(after, first + 1)
-        part = dataclasses.replace(message, entries=_slice(entries, int(starts[first]), int(starts[after])))
-        yield _without_ranges(part)
+        some = _slice(entries, int(starts[first]), int(starts[after]), int(fails[first]), int(fails[after]))
+        yield _without_ranges(dataclasses.replace(message, entries=some))
         first = after
     # The covered numbers come last, when all inits have been applied.
     if scope is not None and has_ranges:
         nothing = rest_of(message, len(entries))
-        for some in _cut_ranges(scope.covered):
-            yield dataclasses.replace(nothing, inits=InitScope(scope.session, scope.batch, some))
+        for covered in _cut_ranges(scope.covered):
+            yield dataclasses.replace(nothing, inits=InitScope(scope.session, scope.batch, covered))
 
 
 def _without_ranges(message: Apply) -> Apply:
@@ -150,10 +145,9 @@ def _cut_ranges(covered: Column) -> Iterator[Column]:
         first = after
 
 
-def _slice(entries: Entries, start: int, stop: int) -> Entries:
+def _slice(entries: Entries, start: int, stop: int, fails_before: int, fails_by_stop: int) -> Entries:
+    """Return entries ``start`` to ``stop``. ``fails_before``, ``fails_by_stop``: the number of fails before each."""
     roots, vals, kinds = entries.root_ids[start:stop], entries.ack_vals[start:stop], entries.kinds
     if not len(kinds):
         return Entries(roots, vals)
-    first = int(np.count_nonzero(kinds[:start] & FAIL))
-    after = first + int(np.count_nonzero(kinds[start:stop] & FAIL))
-    return Entries(roots, vals, kinds[start:stop], entries.reason_ids[first:after], entries.reasons)
+    return Entries(roots, vals, kinds[start:stop], entries.reason_ids[fails_before:fails_by_stop], entries.reasons)

@@ -1,16 +1,20 @@
-"""Malformed: checks of a request that need no ledger. Each returns an error sentence, or "" for a valid request."""
+"""Malformed: checks of a request. Each returns an error sentence, or "" for a valid request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from acker_protocol.ids import Column
 from acker_protocol.messages import PINS_MAX_BYTES, Apply, OpenBatch, Watch
 from acker_protocol.reports import malformed
 from acker_service.core.batches import NUMBERS_MAX, BatchState, are_too_long
+from acker_service.core.ledger import Numbering, Sections, column
 from acker_service.core.sources import NAME_CHARACTERS
 
 
-def malformed_apply(message: Apply, batch: BatchState | None) -> str:
+def _malformed_apply(message: Apply, batch: BatchState | None) -> str:
     """Check the columns. The ledger checks order and numbers. ``batch``: the batch of the inits, if known."""
     scope = message.inits
     trouble = malformed(message.entries, are_inits=scope is not None)
@@ -22,6 +26,23 @@ def malformed_apply(message: Apply, batch: BatchState | None) -> str:
         if np.any(scope.covered[:, 0] > scope.covered[:, 1]) or int(scope.covered.max()) > batch.up_to:
             return f"covered: a range is not within the {batch.up_to} numbers of its batch"
     return ""
+
+
+def checked_sections(
+    message: Apply, batch: BatchState | None, check: Callable[[Column, Numbering | None], Sections | str]
+) -> Sections | str:
+    """Return the sections of a message, or the error sentence of one that must be refused. ``check``: that of a ledger,
+    or of a ``Scratch`` with room for the message."""
+    trouble = _malformed_apply(message, batch)
+    if trouble:
+        return trouble
+    sections = check(column(message.entries.root_ids, np.uint64), batch.numbering if batch is not None else None)
+    if isinstance(sections, str) or batch is None or not batch.is_open:
+        return sections
+    foreign = batch.foreign_slot(sections.bits)
+    if foreign is None:
+        return sections
+    return f"root_ids: slot {foreign} of this batch is not on this server: send it to a server that holds it"
 
 
 def malformed_open_batch(request: OpenBatch) -> str:
@@ -44,7 +65,3 @@ def malformed_watch(request: Watch) -> str:
     if len(request.pins) > PINS_MAX_BYTES:
         return f"pins: {len(request.pins)} bytes; at most {PINS_MAX_BYTES} are kept"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
-
-
-def foreign_detail(slot: int) -> str:
-    return f"root_ids: slot {slot} of this batch is not on this server: send it to a server that holds it"

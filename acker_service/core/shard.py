@@ -184,8 +184,7 @@ class Shard:
     def _apply_part(self, message: Apply) -> Applied:
         applied = self._applying.apply(message)
         if applied.outputs is not None:
-            for _ in self._state.pass_on(applied.outputs):
-                self._pause()
+            self._run_steps(self._state.pass_on(applied.outputs))
         return applied
 
     # -- batches

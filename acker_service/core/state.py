@@ -74,10 +74,6 @@ class State:
     def counters(self) -> Counters:
         return self.accounts.counters
 
-    @counters.setter
-    def counters(self, counters: Counters) -> None:
-        self.accounts.counters = counters
-
     def begin(self, now: float) -> None:
         """Set the time, which never goes back, and finish what an earlier call had no memory for. Each call comes here
         first."""
