@@ -15,7 +15,8 @@ from acker_protocol.ids import root_id, unmix64
 
 @dataclass(slots=True)
 class MessageBlock:
-    """Emissions with the numbers from ``first`` on. ``ids``: their message ids; None if these are the root ids, signed.
+    """Emissions with the numbers from ``first`` on. ``ids``: their message ids, from position ``start`` on; None if
+    these are the root ids, signed.
 
     ``on_end``: called when each of them has its outcome.
     """
@@ -23,6 +24,7 @@ class MessageBlock:
     first: int
     count: int
     ids: Sequence[Hashable] | None
+    start: int = 0
     on_end: Callable[[], object] | None = None
     left: int = field(init=False)
     taken: bytearray = field(init=False)
@@ -31,7 +33,7 @@ class MessageBlock:
         self.left, self.taken = self.count, bytearray(self.count)
 
     def id_of(self, index: int) -> Hashable:
-        return signed(root_id(self.first, index)) if self.ids is None else self.ids[index]
+        return signed(root_id(self.first, index)) if self.ids is None else self.ids[self.start + index]
 
 
 class MessageIds:

@@ -254,8 +254,7 @@ class OpenSource(int):
         at = 0
         with self._lock:
             for first, count in runs:
-                ids = message_ids if message_ids is None or len(runs) == 1 else _Part(message_ids, at)
-                self._ids.add_block(MessageBlock(first, count, ids, ended))
+                self._ids.add_block(MessageBlock(first, count, message_ids, at, ended))
                 at += count
 
     def _take(self) -> MessageOutcome | None:
@@ -356,20 +355,6 @@ class OutcomeStream(Iterator[MessageOutcome], AsyncIterator[MessageOutcome]):
             # Waits in a thread of asyncio's. The callbacks are called in this one.
             await asyncio.to_thread(self._source._fetch)
         return outcome
-
-
-class _Part(Sequence[Hashable]):
-    """The rest of ``ids`` from ``start`` on."""
-
-    def __init__(self, ids: Sequence[Hashable], start: int) -> None:
-        self._ids = ids
-        self._start = start
-
-    def __len__(self) -> int:
-        return len(self._ids) - self._start
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._ids[self._start + index]
 
 
 def _after(calls: int, then: Callable[[], object]) -> Callable[[], object]:

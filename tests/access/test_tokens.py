@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acker_client.errors import Rejected
+from acker_client.rpc.access import ServerAccess
+from acker_client.settings import Settings
 from acker_protocol.v1 import acker_pb2
 from acker_service.access import roles, tokens
 from acker_service.access.access import Access
@@ -173,3 +176,14 @@ def _may(call: str, caller: Principal) -> bool:
     except AccessDenied:
         return False
     return True
+
+
+def test_a_token_file_is_read_again_when_it_changes_and_not_while_it_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("")
+    access = ServerAccess("localhost:7400", Settings(("localhost:7400",), token_file=str(path)))
+    with pytest.raises(Rejected, match=r"token_file: .*: it is empty"):
+        access.metadata()
+    for content, sent in (("first\n", "first"), ("", "first"), ("a\nb", "first"), ("second", "second")):
+        path.write_text(content)
+        assert access.metadata() == (("authorization", f"Bearer {sent}"),)

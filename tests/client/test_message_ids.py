@@ -26,7 +26,9 @@ def test_each_emission_is_taken_once_and_blocks_end_with_their_last_one(sizes: A
             twin[roots[0]] = ("single", index)
         else:
             names = [(index, at) for at in range(size)] if has_ids else None
-            ids.add_block(MessageBlock(number, size, names, lambda index=index: ended.append(index)))  # type: ignore[misc]
+            before = [("of another block", index)] * gap if has_ids else []
+            given = None if names is None else [*before, *names]
+            ids.add_block(MessageBlock(number, size, given, len(before), lambda index=index: ended.append(index)))  # type: ignore[misc]
             twin |= zip(roots, names or map(signed, roots), strict=True)
             expected_end[index] = set(roots)
         number += len(roots)

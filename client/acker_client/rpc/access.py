@@ -69,16 +69,20 @@ class ServerAccess:
         if self._token_file is None:
             return self._token
         states = _states((self._token_file,))
-        if states != self._of_token:
-            try:
-                token = (_content(self._token_file) or b"").decode().strip()
-                check_token(token or None)
-            except (OSError, ValueError) as error:
-                raise Rejected(
-                    f"token_file: {self._token_file}: {error}; each process reads this file itself"
-                ) from None
-            self._token, self._of_token = token, states
-        return self._token
+        if states == self._of_token:
+            return self._token
+        try:
+            token = (_content(self._token_file) or b"").decode().strip()
+            if not token:
+                raise ValueError("it is empty")
+            check_token(token)
+        except (OSError, ValueError) as error:
+            # A file that is being written is left alone, unless it is the first.
+            if self._of_token is not None:
+                return self._token
+            raise Rejected(f"token_file: {self._token_file}: {error}; each process reads this file itself") from None
+        self._token, self._of_token = token, states
+        return token
 
 
 def _content(path: str | None) -> bytes | None:
@@ -86,14 +90,6 @@ def _content(path: str | None) -> bytes | None:
         return None
     with open(path, "rb") as file:
         return file.read()
-
-
-def _token(path: str) -> str:
-    token = (_content(path) or b"").decode().strip()
-    if not token:
-        raise ValueError("is empty")
-    check_token(token)
-    return token
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:

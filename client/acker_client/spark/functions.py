@@ -26,11 +26,11 @@ from pyspark.sql import functions as F
 
 from acker_client.error_text import REASON_LENGTH_MAX
 from acker_client.settings import Settings
-from acker_client.spark.anchoring.anchors import Anchors, Positions, of_columns
+from acker_client.spark.anchoring.anchors import THIN, Anchors, Positions, of_columns
 from acker_client.spark.anchoring.tally import Tally, digest_parents
 from acker_client.spark.anchoring.values import digest_rows
 from acker_client.spark.driver.session import is_tracked_here
-from acker_client.spark.driver.task_columns import THIN, send_report, settings_of_columns, task_column
+from acker_client.spark.driver.task_columns import send_report, settings_of_columns, task_column
 from acker_client.spark.worker.failed import RecordFailed
 
 NOT_AFTER = (

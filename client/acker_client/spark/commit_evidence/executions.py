@@ -296,7 +296,12 @@ class Job:
 
     def computes(self, *operators: str) -> bool:
         """Whether one of its stages computes one of these SQL operators."""
-        return any(operator in self._dot(stage) for stage in self.stages for operator in operators)
+        return any(operator in dot for dot in self._dots for operator in operators)
+
+    @cached_property
+    def _dots(self) -> list[str]:
+        """The operators of its stages, as text. Spark names them when it submits the job."""
+        return [self._dot(stage) for stage in self.stages]
 
     def _dot(self, stage: int) -> str:
         try:

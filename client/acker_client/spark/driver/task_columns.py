@@ -17,13 +17,10 @@ from pyspark.sql.types import DataType
 
 from acker_client.settings import Settings
 from acker_client.spark import compat
-from acker_client.spark.anchoring.anchors import EDGE, ROOT
 from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.driver.lineage import ACK, new_tag
 from acker_client.spark.driver.session import SessionError, pins_here, settings_in_batch
 from acker_client.spark.worker.chain import Sender
-
-THIN = (ROOT, EDGE)
 
 Run = Callable[[Iterator[Any]], Iterator[Any]]
 

@@ -35,9 +35,9 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
         cache = upstream.moving_boundaries or batch.once.must_cache("branch", name)
     if cache:
         df, upstream = batch.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
-    schema = user_schema(df)
+    applied, schema = fusing.chain_of(df, upstream), user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
-    return tuple(fusing.plan_known_step(df, upstream, step, "branch", schema) for step in steps)
+    return tuple(fusing.extend(applied, upstream, step, "branch", schema) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Storm's collector for ``mapPartitions`` and ``foreachPartition``, over RDDs and the rows of DataFrames.
 
 ``process_client`` is the same for code that has ids instead of rows. Adds up the explicit emits and acks of one
-partition. Reports them when the ``with`` block ends, and not at all if the
-block raises. An input that was neither acked nor failed stays open, and nothing emitted under it is reported: a child's
-edge enters the tree only together with its parent's consumption.
+partition. Reports them when the ``with`` block ends, and not at all if the block raises. An input that was neither
+acked nor failed stays open, and nothing emitted under it is reported: a child's edge enters the tree only together with
+its parent's consumption.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.anchor import Anchor
 from acker_client.error_text import REASON_LENGTH_MAX
+from acker_client.message_ids import signed
 from acker_client.settings import Settings, addresses
 from acker_client.spark.anchoring.anchors import ANCHOR_BYTES, ANCHORS, EDGE, ROOT, TRACKING, Anchors
 from acker_client.spark.anchoring.tally import Report, Tally
@@ -89,7 +90,7 @@ class Collector:
                 child = self._child(root, edge, content)
                 edges[root] = edges.get(root, 0) ^ child
         if is_thin and len(edges) <= 1:
-            thin = next(((_signed(root), _signed(edge)) for root, edge in edges.items()), (None, None))
+            thin = next(((signed(root), signed(edge)) for root, edge in edges.items()), (None, None))
             return Row(**fields, **dict(zip((ROOT, EDGE), thin, strict=True)))
         packed = b"".join(root.to_bytes(8, "little") + edge.to_bytes(8, "little") for root, edge in edges.items())
         return Row(**fields, **{ANCHORS: packed})
@@ -282,11 +283,6 @@ def _fields(value: Any, *, tracking: bool = False) -> dict[str, Any]:
     else:
         fields = {} if tracking else {"value": value}
     return fields if tracking else {name: item for name, item in fields.items() if name not in TRACKING}
-
-
-def _signed(value: int) -> int:
-    """Return a 64-bit id as Spark's bigint, which is signed."""
-    return value if value < 1 << 63 else value - (1 << 64)
 
 
 def _shown(value: Any) -> str:

@@ -43,8 +43,7 @@ class Declared:
     anchored: bool = True
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("fail", "raise"):
-            raise ValueError(f"on_error={self.on_error!r}: give 'fail' (the record fails) or 'raise' (the task fails)")
+        check_on_error(self.on_error)
 
     def fields(self, name: str) -> StructType:
         """The schema; see :func:`declared_fields`."""
@@ -64,6 +63,11 @@ class Declared:
                 " rename it"
             )
         return keep
+
+
+def check_on_error(on_error: str) -> None:
+    if on_error not in ("fail", "raise"):
+        raise ValueError(f"on_error={on_error!r}: give 'fail' (the record fails) or 'raise' (the task fails)")
 
 
 def declared(

@@ -95,15 +95,13 @@ def _checked(name: str, df: Any, message_id: str | Sequence[str] | None) -> tupl
 def _runs(pages: Pages, roots: Column) -> Runs:
     """Return the runs of consecutive numbers of all rows, in the order of partitions and rows."""
     numbers = unmix64_column(roots).view(np.int64)
-    places, firsts, at = list[Positions](), list[int](), 0
-    for partition, own in pages.partitions().items():
-        count = int(own.rows.sum())
+    places, firsts = list[Positions](), list[int]()
+    for part in _all_rows(pages):
         # Emissions of other threads may lie between.
-        cuts = np.flatnonzero(np.diff(numbers[at : at + count]) != 1) + 1
-        for piece in np.split(np.arange(count), cuts):
-            places.append(piece + place_of(partition, 0))
-            firsts.append(int(numbers[at + int(piece[0])]))
-        at += count
+        cuts = np.flatnonzero(np.diff(numbers[part.start : part.stop]) != 1) + 1
+        for piece in np.split(part.rows, cuts):
+            places.append(piece + place_of(part.partition, 0))
+            firsts.append(int(numbers[part.start + int(piece[0])]))
     return Runs.of(places, firsts)
 
 

@@ -128,7 +128,8 @@ def exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataF
     digests_values = not spark_checks_reruns(df.sparkSession)
     step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values)
     added = [nullable(field) if ours.outer else field for field in ours.elements]
-    return fusing.plan_known_step(df, upstream, step, "operator", StructType([*ours.kept, *added]))
+    schema = StructType([*ours.kept, *added])
+    return fusing.extend(fusing.chain_of(df, upstream), upstream, step, "operator", schema)
 
 
 def _elements(given: StructType, column: str, into: str | tuple[str, str] | None, name: str) -> list[StructField]:

@@ -65,7 +65,8 @@ class Operator:
         kept = StructType([field for field in given.fields if field.name in keep])
         step = self._step(df.sparkSession, given, schema, tuple(kept.names))
         upstream = plan.mark_consumed(df, upstream, self.name)
-        return fusing.plan_known_step(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
+        output = StructType([*schema.fields, *kept.fields])
+        return fusing.extend(fusing.chain_of(df, upstream), upstream, step, "operator", output)
 
     def test(self, given: Any) -> Any:
         """Return the operator's output for ``given``, without Spark or a server: declared columns, then kept ones.

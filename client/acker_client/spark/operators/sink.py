@@ -61,9 +61,10 @@ class Sink(Generic[Args, Value]):
     def __call__(self, df: DataFrame, /, *args: Args.args, **kwargs: Args.kwargs) -> Value:
         """Run the function on ``df`` without its tracking columns, and return its result."""
         plan.refuse_other_frames(df, f"sink {self.name!r}")
-        df = self._cached(df)
+        own = fusing.applied_to(df)
+        is_cached = self._keep_cached(df, own)
         upstream = plan.guard(df, self.name, kind="sink")
-        applied = fusing.applied_to(df) or fusing.arriving(df, upstream)
+        applied = fusing.arriving(df, upstream) if own is None or is_cached else own
         self._check_batches(applied.batches)
         chain = applied.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
@@ -103,15 +104,15 @@ class Sink(Generic[Args, Value]):
         """Return the step that tasks of this sink run. ``pins``: the servers on which the rows' roots are placed."""
         return SinkStep(self.name)
 
-    def _cached(self, df: DataFrame) -> DataFrame:
-        """Return ``df``, cached for the batch if the user asked for it or an earlier batch evaluated it repeatedly."""
+    def _keep_cached(self, df: DataFrame, applied: fusing.AppliedChain | None) -> bool:
+        """Cache ``df`` for the batch if the user asked for it or an earlier batch evaluated it repeatedly. Return
+        whether it is cached."""
         if self._cache is False or df.is_cached:
-            return df
-        applied = fusing.applied_to(df)
+            return df.is_cached
         batches: Any = applied.batches if applied else plan.inspect(df, f"sink {self.name!r}").batches
         if self._cache or any(batch.once.must_cache("sink", self.name) for batch in batches):
             batches[0].keep_cached(df)
-        return df
+        return df.is_cached
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,9 +14,9 @@ from pyspark.sql import Column
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from acker_client.spark import compat
-from acker_client.spark.anchoring.anchors import EDGE, ROOT, reserved
-from acker_client.spark.driver.task_columns import THIN, send_report, settings_of_columns, task_column
-from acker_client.spark.operators.declared import OnError, checked_name
+from acker_client.spark.anchoring.anchors import EDGE, ROOT, THIN, reserved
+from acker_client.spark.driver.task_columns import send_report, settings_of_columns, task_column
+from acker_client.spark.operators.declared import OnError, check_on_error, checked_name
 from acker_client.spark.operators.udf_task import Kind, Udf, UdfTask
 from acker_client.spark.worker.rows import struct_type
 
@@ -95,8 +95,7 @@ def acker_udf(
     """
     if callable(returns):
         raise TypeError('@acker_udf needs the type that the function returns: write @acker_udf("string") above it')
-    if on_error not in ("fail", "raise"):
-        raise ValueError(f"on_error={on_error!r}: give 'fail' (the record fails) or 'raise' (the task fails)")
+    check_on_error(on_error)
     return lambda function: AckerUdf(function, returns, name, emits, on_error)
 
 

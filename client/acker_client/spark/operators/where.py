@@ -41,10 +41,10 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
         # Behind a chain, a condition that Spark evaluates would cost the rows a way to the JVM and back.
         applied = fusing.applied_to(df)
         found = conditions.on_arrow(df, ahead, FLAG) if applied else None
-        step, schema = WhereStep(name, digests_values, found), user_schema(df)
-        if applied is None or found is None:
-            return fusing.plan_step(ahead, step, "operator", schema)
-        return fusing.extend(applied, plan.guard(df, name, kind="operator"), step, "operator", schema)
+        rows = df if found else ahead
+        upstream = plan.guard(rows, name, kind="operator")
+        joined = applied if applied and found else fusing.arriving(rows, upstream)
+        return fusing.extend(joined, upstream, WhereStep(name, digests_values, found), "operator", user_schema(df))
 
     return keep
 

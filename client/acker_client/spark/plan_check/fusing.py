@@ -45,19 +45,12 @@ class AppliedChain:
         return self.chain.then(joining, is_tracked=is_tracked)
 
 
-def plan_step(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Plan ``step`` over ``df`` and return the frame of its output. It joins the chain of the steps right before it.
+def chain_of(df: DataFrame, upstream: plan.Upstream) -> AppliedChain:
+    """Return the chain of the steps right before ``df`` if the next step may join it, else a new one.
 
-    ``schema``: the output's schema, without tracking columns. Raises ``plan.Refused`` if the rows of ``df`` are not
-    exactly the rows of tracked steps.
+    ``upstream``: what the guard has found in ``df``.
     """
-    return plan_known_step(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
-
-
-def plan_known_step(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Do the same as :func:`plan_step` for a frame in which the guard has already found ``upstream``."""
-    applied = applied_to(df) or arriving(df, upstream)
-    return extend(applied, upstream, step, kind, schema)
+    return applied_to(df) or arriving(df, upstream)
 
 
 def arriving(df: DataFrame, upstream: plan.Upstream) -> AppliedChain:
@@ -79,7 +72,10 @@ def is_tracked(upstream: plan.Upstream) -> bool:
 
 
 def extend(applied: AppliedChain, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Return the frame of ``applied`` with one more step. ``upstream``: its columns and task boundaries."""
+    """Return the frame of ``applied`` with one more step.
+
+    ``upstream``: its columns and task boundaries. ``schema``: that of the output, without tracking columns.
+    """
     chain = applied.then(step)
     columns, batches = upstream.columns, applied.batches
     out, node = plan_chain(applied.base, chain, kind, step.name, schema, columns, batches)
@@ -131,11 +127,11 @@ def names_of(schema: StructType, columns: tuple[str, ...]) -> tuple[str, ...]:
 def applied_to(df: DataFrame) -> AppliedChain | None:
     """Return how ``df`` was made if the next step may join its chain: it is the library's own frame, or the user has
     only picked and renamed its columns, and nothing is cached."""
+    if df.is_cached:
+        return None
     own: AppliedChain | None = vars(df).get(acked.CHAIN)
     applied = own or _picked(df, vars(df).get(acked.BELOW))
-    if applied is None or df.is_cached:
-        return None
-    if not acked.is_planned(df):
+    if applied is None or not acked.is_planned(df):
         return applied
     level = df.storageLevel
     return None if level.useMemory or level.useDisk else applied
