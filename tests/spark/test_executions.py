@@ -28,6 +28,7 @@ from acker_client.spark import branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
 from acker_client.spark.commit_evidence.batch import Once
 from acker_client.spark.driver.lineage import new_tag
+from acker_client.spark.driver.stores import Stores
 
 TEXTS = [f"a{number} b{number}" for number in range(40)]
 
@@ -1200,6 +1201,19 @@ def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(live: Any,
     record._executions._settings = {"spark.sql.ui.retainedExecutions": "1"}
     sink(noop)(batch.df.transform(split))
     assert "forgotten" in str(batch.error)
+
+
+def test_where_spark_forgets_an_execution_while_it_is_judged_its_batch_is_not_trusted(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = live(TEXTS, slices=4)
+    sink(noop)(batch.df.transform(split))
+    executions = Stores.executions
+    # As if the write had still run when the stores were read, and had been dropped since.
+    dropped = {"completionTime": None, "executionId": 10**9}
+    monkeypatch.setattr(Stores, "executions", lambda *given, **most: [e | dropped for e in executions(*given, **most)])
+    assert "forgotten" in str(batch.error)
+    assert batch.frame.evidence.folders == frozenset()
 
 
 @pytest.mark.long

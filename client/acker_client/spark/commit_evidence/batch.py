@@ -23,7 +23,7 @@ from acker_client.settings import Settings
 from acker_client.spark.commit_evidence.acked import Acked
 from acker_client.spark.commit_evidence.actions import ActionFinder
 from acker_client.spark.commit_evidence.blame import is_mistake, is_of_the_program
-from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Undelivered, judge
+from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Undelivered, judge, unknown
 from acker_client.spark.commit_evidence.executions import Executions
 from acker_client.spark.commit_evidence.graph import Places
 from acker_client.spark.commit_evidence.turns import waited_s
@@ -32,6 +32,7 @@ from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.driver.query import run_uninterrupted
 from acker_client.spark.driver.session import describe_jobs, hand_down, is_stopped
+from acker_client.spark.driver.stores import Forgotten
 from acker_client.spark.worker.notes import Note, NoteStore, note_store_of, tag_of
 
 # The kind and name under which a run remembers that rows behind ack() columns were evaluated more than once.
@@ -313,6 +314,13 @@ class BatchEvidence:
 
         Reads Spark's stores, and reads the rows that a sink did not need to read.
         """
+        try:
+            return self._judge()
+        except Forgotten:
+            # It still ran when the stores were read, and has been dropped since.
+            return unknown("the batch")
+
+    def _judge(self) -> BaseException | None:
         finder = self._finder = ActionFinder(self._executions.ran())
         evidence = [(each, each.places()) for each in self._evidence.values()]
         error = next((each.error for each, _ in evidence if each.error is not None), None)
@@ -347,7 +355,10 @@ class BatchEvidence:
     def folders(self) -> frozenset[str]:
         """The folders into which Spark wrote files of the batch's rows, as far as :meth:`judge` has seen."""
         functions = [node.function for node in lineage.steps_of(self)]
-        return frozenset() if self._finder is None else self._finder.folders(functions)
+        try:
+            return frozenset() if self._finder is None else self._finder.folders(functions)
+        except Forgotten:
+            return frozenset()
 
     @property
     def waited_s(self) -> float:

@@ -165,10 +165,7 @@ def judge(
     | write, doubtful write, word         | yes  |                                                  |
     """
     if forgotten and vouched_ms == -NEVER_MS:
-        return Undelivered(
-            f"Spark has forgotten some of what it ran for {subject}, so it is unknown whether its write succeeded:"
-            " raise spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
-        )
+        return unknown(subject)
     since_ms = max(vouched_ms, rerun_ms)
     late = [each for each in actions if each.ended_ms > since_ms]
     # A look may still run in a thread that the sink does not wait for, so it is no failure.
@@ -192,6 +189,14 @@ def judge(
     if not has_sink:
         remedy = "Write them, or call batch.done()"
     return Undelivered(f"no write of {subject}'s rows succeeded: it {_deeds(actions)}. {remedy}")
+
+
+def unknown(subject: str) -> Undelivered:
+    """Return the error of a batch of whose work Spark has forgotten a part."""
+    return Undelivered(
+        f"Spark has forgotten some of what it ran for {subject}, so it is unknown whether its write succeeded:"
+        " raise spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
+    )
 
 
 def _missing(subject: str, failed: Action) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from acker_client.error_text import shorten
@@ -21,7 +20,7 @@ from acker_client.spark.commit_evidence.evidence import NEVER_MS, Target
 from acker_client.spark.commit_evidence.graph import Graph, Places
 from acker_client.spark.commit_evidence.shape import shape_of
 from acker_client.spark.driver.lineage import JOB_TAG
-from acker_client.spark.driver.stores import Record, Stores
+from acker_client.spark.driver.stores import Forgotten, Record, Stores
 from acker_client.spark.worker.notes import EXECUTION
 
 # Spark's methods that hand rows to the driver.
@@ -99,7 +98,7 @@ class Executions:
             earlier = [Execution(self._stores, self._stores.execution(number)) for number in self._running]
             for each in earlier:
                 each.folder  # noqa: B018 (cached from here on: Spark may drop the plan later)
-        except Py4JJavaError:  # Spark has dropped it
+        except Forgotten:
             earlier, is_forgetful = [], True
         return Ran(executions, self._jobs_of_rdds(jobs, began), is_forgetful, earlier)
 
@@ -142,7 +141,7 @@ class Ran:
 class Execution:
     """One SQL execution in Spark's store. Properties that depend on its end wait until Spark has recorded the end.
 
-    ``data``: its record when the store was read.
+    ``data``: its record when the store was read. What is read later raises ``Forgotten`` if Spark has dropped it.
     """
 
     def __init__(self, stores: Stores, data: Record) -> None:
@@ -162,7 +161,7 @@ class Execution:
     @cached_property
     def graph(self) -> Graph:
         self._ended  # noqa: B018 (only then is the plan the final one)
-        return Graph(self._stores.plan_graph(self.number), self._stores.is_python_source)
+        return self._read_graph()
 
     @cached_property
     def root(self) -> int:
@@ -191,7 +190,7 @@ class Execution:
     def folder(self) -> str:
         """The folder into which it writes files; "" if it writes none. Does not wait for its end."""
         # Read the plan's graph, not its text: Spark may cut the text off, and its form is an option of the session.
-        found = _FOLDER.match(Graph(self._stores.plan_graph(self.number), self._stores.is_python_source).writing)
+        found = _FOLDER.match((self._read_graph() if self._data["completionTime"] is None else self.graph).writing)
         return found[1] if found else ""
 
     @property
@@ -241,6 +240,9 @@ class Execution:
             return False
         # The end of ``other`` comes last, because it is waited for.
         return bool(self.folder) and other.folder == self.folder and other.ended_ms > self.began_ms
+
+    def _read_graph(self) -> Graph:
+        return Graph(self._stores.plan_graph(self.number), self._stores.is_python_source)
 
     @property
     def _metrics(self) -> Mapping[str, str]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -23,6 +24,10 @@ EXECUTIONS_FIRST, JOBS_FIRST = 2, 8
 
 # A record of Spark, as JSON.
 Record = Mapping[str, Any]
+
+
+class Forgotten(Exception):
+    """Spark has dropped a record from its stores, because newer ones came."""
 
 
 class _Context:
@@ -105,17 +110,16 @@ class Stores:
         return int(self._sql.executionsCount())
 
     def execution(self, number: int) -> Record:
-        found: Record = self.read(self._sql.execution(number).get())
-        return found
+        """Return an execution. Raises :class:`Forgotten`."""
+        return self._kept(lambda: self._sql.execution(number).get())
 
     def plan_graph(self, number: int) -> Record:
-        found: Record = self.read(self._sql.planGraph(number))
-        return found
+        """Return the plan of an execution. Raises :class:`Forgotten`."""
+        return self._kept(lambda: self._sql.planGraph(number))
 
     def metrics(self, number: int) -> Mapping[str, str]:
-        """Return the values of an execution's metrics, by accumulator id as text."""
-        found: Mapping[str, str] = self.read(self._sql.executionMetrics(number))
-        return found
+        """Return the values of an execution's metrics, by accumulator id as text. Raises :class:`Forgotten`."""
+        return self._kept(lambda: self._sql.executionMetrics(number))
 
     def jobs(self, after: int = -1, *, most: int | None = None) -> list[Record]:
         """Return the jobs whose id is over ``after``, or the newest ``most`` of them, newest first."""
@@ -130,13 +134,24 @@ class Stores:
         return int(self._context.core.jobsList(None).size())
 
     def job(self, number: int) -> Record:
-        found: Record = self.read(self._context.core.job(number))
-        return found
+        """Return a job. Raises :class:`Forgotten`."""
+        return self._kept(lambda: self._context.core.job(number))
 
     def stage_dot(self, stage: int) -> str:
         """Return the operators of a stage as text. Raises py4j's error for a stage that Spark skipped or dropped."""
         graph = self._context.core.operationGraphForStage(stage)
         return str(self._context.jvm.org.apache.spark.ui.scope.RDDOperationGraph.makeDotFile(graph))
+
+    def _kept(self, find: Callable[[], Any]) -> Record:
+        """Return what ``find`` finds in a store. Raises :class:`Forgotten`."""
+        try:
+            java = find()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() == "NoSuchElementException":
+                raise Forgotten from error
+            raise
+        found: Record = self.read(java)
+        return found
 
     def is_python_source(self, name: str) -> bool:
         """Whether a Python data source has this name."""
