@@ -10,6 +10,7 @@ import pytest
 
 from acker_client.source import Batch, Retry, SourceError
 from acker_client.source.engine.environment import Blame
+from acker_client.source.engine.run import Run
 from acker_testing import new_shard
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
@@ -39,6 +40,29 @@ def test_two_batches_are_worked_on_at_once_and_each_record_is_acked(cluster: Clu
     assert (summary.acked, summary.open, summary.replayed, summary.batches) == (20, 0, 0, 4)
     assert checkpoint.saved["a"].done.to_runs() == [20]
     assert threading.get_ident() not in threads
+
+
+def test_a_source_that_opens_no_more_batches_is_working_while_one_is_open(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, first_is_settled, open_batch = list[str](), threading.Event(), Run.open_batch
+
+    def noted(run: Run) -> Batch | None:
+        batch = open_batch(run)
+        if batch is None and not run.is_over:
+            said.append(asked.progress().doing)
+            first_is_settled.set()
+        return batch
+
+    def process(batch: Batch) -> None:
+        asked.stop()
+        assert batch.number == 1 or first_is_settled.wait(WAIT_S)
+        save_all(batch)
+
+    monkeypatch.setattr(Run, "open_batch", noted)
+    asked = source(cluster, 20)
+    asked.run(NO_SPARK, process)
+    assert set(said) == {"working"}
 
 
 def test_a_batch_that_ends_before_an_earlier_one_is_settled_first(cluster: Cluster) -> None:

@@ -282,6 +282,12 @@ class Run:
         only replays after a failed batch stay alone. Waits for the next replay when there is nothing else to do.
         """
         self._activity.begin(PLANNING)
+        batch = self._open_next()
+        if batch is None and self._batches.open_batches:
+            self._activity.begin(WORKING)
+        return batch
+
+    def _open_next(self) -> Batch | None:
         while not self._is_stopping():
             self._outcomes.take_outcomes(0.0)
             now = self._environment.clock()
@@ -305,7 +311,6 @@ class Run:
             if len(replays.records) or len(new):
                 return self._try_to_open(replays, new)
             if self._batches.open_batches:
-                self._activity.begin(WORKING)
                 return None
             if self._in_flight.is_over and self._partitions.is_read:
                 break
