@@ -235,8 +235,8 @@ class Cluster:
         return self.base
 
     def source(self, paths: str = "*.txt", **options: Any) -> Files:
-        options = {"name": "lines", "dead_letters": self.folder / "dead.jsonl", "max_dead_share": 1.0, **options}
-        return Files(f"{self.folder}/{paths}", environment=self.environment(), **options)
+        mine = {"name": "lines", "environment": self.environment(), "dead_letters": self.folder / "dead.jsonl"}
+        return Files(f"{self.folder}/{paths}", **{**mine, "max_dead_share": 1.0, **options})
 
     def write(self, name: str, *lines: str) -> None:
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))

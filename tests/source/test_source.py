@@ -18,7 +18,9 @@ from acker_client.cluster.watched import WatchResult
 from acker_client.pins import Pin
 from acker_client.source import Batch, Broken, Emissions, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.engine.environment import Blame
+from acker_client.source.engine.outcomes import LOOK_S
 from acker_client.source.records.in_flight import excusing
+from acker_client.source.records.retry import PIECES
 from acker_protocol.messages import Cause, Outcomes, Verdict
 from tests.source.disks import full
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, failing, frame_of, save_all
@@ -330,6 +332,22 @@ def test_a_write_that_never_works_stops_the_run_instead_of_making_dead_letters_o
     assert letters(cluster) == []
     again = cluster.source(checkpoint=cluster.folder / "c")
     assert again.run(NO_SPARK, save_all).acked == 5000
+
+
+def test_a_source_pauses_after_many_batches_that_failed_as_a_whole_and_a_stop_ends_the_pause(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(500)))
+    waits, environment = list[float](), cluster.environment()
+
+    def sleep(seconds: float) -> None:
+        cluster.sleep(seconds)
+        if source.progress().batch > PIECES:
+            waits.append(seconds)
+            source.stop()
+
+    source = cluster.source(retry=Retry(initial_s=60, cap_s=60), environment=replace(environment, sleep=sleep))
+    source.run(NO_SPARK, breaking(lambda row: True))
+    assert len(waits) == 1
+    assert waits[0] <= LOOK_S
 
 
 def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluster: Cluster) -> None:

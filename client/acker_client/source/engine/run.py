@@ -300,7 +300,8 @@ class Run:
                 return self._try_to_open(*self._unopened)
             self._partitions.follow_group()
             self._partitions.commit_if_due(now)
-            if self._is_replay_due(now) and not self._partitions.is_reachable():
+            is_paused = now < self._settling.paused_until_s
+            if is_paused or (self._is_replay_due(now) and not self._partitions.is_reachable()):
                 if self._batches.open_batches:
                     return None
                 self._wait(now)
@@ -366,7 +367,8 @@ class Run:
         return due_s is not None and due_s <= now
 
     def _wait(self, now: float) -> None:
-        due_s = self._in_flight.schedule.next_due_s
+        paused_until_s = self._settling.paused_until_s
+        due_s = paused_until_s if now < paused_until_s else self._in_flight.schedule.next_due_s
         wait_s = LOOK_S if due_s is None else min(LOOK_S, max(0.0, due_s - now))
         if self._in_flight.tracker.pending:
             self._activity.begin(OUTCOMES)

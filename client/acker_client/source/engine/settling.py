@@ -55,6 +55,8 @@ class Settling:
         self._named_folders = set[str]()
         self._broken_in_a_row = 0
         self._was_without_evidence = False
+        # Until when no batch opens, because so many have failed as a whole.
+        self.paused_until_s = 0.0
 
     def judge_work(self, batch: Batch, error: BaseException | None = None) -> None:
         """Find out whether the work on a batch is done. An ``error``, an exception in a sink or missing evidence means
@@ -183,7 +185,8 @@ class Settling:
         return True
 
     def _check_breaking(self, batch: Batch) -> None:
-        """Wait longer and longer while batches keep failing as a whole. Raises ``Broken`` after too many in a row."""
+        """Pause for longer and longer while batches keep failing as a whole. Raises ``Broken`` after too many in a
+        row."""
         if not batch.is_broken:
             self._broken_in_a_row = 0
             return
@@ -196,9 +199,8 @@ class Settling:
                 " compute or write to, and start again; nothing is lost, what is not done is read again"
             ) from batch.error
         if self._broken_in_a_row > PIECES:
-            self._environment.sleep(
-                self._options.batch_retry.delay_s(self._broken_in_a_row - PIECES, self._environment.draw)
-            )
+            delay_s = self._options.batch_retry.delay_s(self._broken_in_a_row - PIECES, self._environment.draw)
+            self.paused_until_s = self._environment.clock() + delay_s
 
 
 def _why_open(batch: Batch) -> str:
