@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -80,11 +79,7 @@ class Servers:
     @property
     def processor_s(self) -> float:
         """User and system processor time of the running servers."""
-        ticks = 0
-        for child in self.running.values():
-            fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return sum(machine.processor_s(child.pid) for child in self.running.values())
 
     def end(self) -> None:
         for child in self.running.values():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,11 +53,6 @@ def view_of(servers: int) -> View:
     return View(1, tuple(Member(each, 1, f"server-{each}.acker:7070") for each in range(servers)))
 
 
-def processor_s(pid: int) -> float:
-    """Return the processor time of a process. Its clock has nanoseconds, and /proc only ticks."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
 @contextmanager
 def measured_server(*flags: str) -> Iterator[tuple[int, str]]:
     """Run a server, and yield its process id and address."""
@@ -71,9 +65,9 @@ def a_call(pid: int, calls: int, work: Callable[[int], object]) -> float:
     least of ROUNDS, because other work on the machine only makes it longer."""
     taken = []
     for number in range(ROUNDS):
-        used = processor_s(pid)
+        used = machine.processor_s(pid)
         work(number)
-        taken.append((processor_s(pid) - used) / calls)
+        taken.append((machine.processor_s(pid) - used) / calls)
     return min(taken)
 
 

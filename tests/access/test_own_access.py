@@ -31,7 +31,7 @@ from acker_service.core.memory import DEFAULT_BYTES
 from acker_service.ports import StartError
 from tests.access.authority import Authority
 from tests.conftest import PATHS
-from tests.service.caller import eventually
+from tests.service.caller import eventually, is_running
 
 StartServer = Callable[..., Any]
 
@@ -238,13 +238,6 @@ child = subprocess.Popen([sys.executable, "-m", "acker_service", *sys.argv[1:]],
 print(child.pid, flush=True)
 child.wait()
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

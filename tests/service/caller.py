@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import grpc
@@ -159,3 +160,11 @@ def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.002)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; False for a dead one that its parent has not reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

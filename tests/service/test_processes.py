@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from acker_testing.child import Child, python_path
-from tests.service.caller import Caller, eventually
+from tests.service.caller import Caller, eventually, is_running
 
 # These tests start ZooKeeper.
 pytestmark = pytest.mark.jvm
@@ -54,12 +54,4 @@ def test_zookeeper_ends_with_the_process_that_started_it(tmp_path: Path) -> None
         pid = int(starter.stdout.readline())
         assert b"QuorumPeerMain" in Path(f"/proc/{pid}/cmdline").read_bytes()
         starter.kill()
-    eventually(lambda: not _runs(pid))
-
-
-def _runs(pid: int) -> bool:
-    """Return whether a process runs; False for a dead one that its parent has not reaped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    eventually(lambda: not is_running(pid))

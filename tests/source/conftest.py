@@ -31,3 +31,8 @@ def s3_server(running_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server
     running_s3.before = nothing
     running_s3.calls.clear()
     return running_s3
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> str:
+    return s3_server.new_bucket()

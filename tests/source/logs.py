@@ -62,6 +62,14 @@ class Log:
             del self.records[partition][position]
 
 
+def log_of(**records: int) -> Log:
+    """Return a log with this many records in each partition: ``log_of(a=10)``."""
+    log = Log()
+    for partition, count in records.items():
+        log.append(partition, count)
+    return log
+
+
 class LogInput:
     """The log as an input, which is a ``SharedInput`` and a ``PausableInput``."""
 

@@ -14,15 +14,13 @@ from acker_client.source.engine.run import Run
 from acker_testing import new_shard
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
-from tests.source.logs import Log as InMemory
-from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters
+from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters, log_of
 
 WAIT_S = 60.0
 
 
 def source(cluster: Cluster, records: int, **options: Any) -> LogSource:
-    log = InMemory()
-    log.append("a", records)
+    log = log_of(a=records)
     given = {"environment": cluster.environment(), "batch_records": 5, "concurrency": 2, "max_dead_share": 1.0}
     return LogSource(log, **{**given, "retry": Retry(1, initial_s=0.0), "dead_letters": MemoryLetters(), **options})
 

@@ -14,7 +14,7 @@ from acker_client.source import Batch, Committed, Files, Retry, SourceError
 from acker_client.source.engine.run import Run
 from tests.source.executors import NO_SPARK, Cluster, breaking, failing, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
-from tests.source.logs import Log, LogSource, MemoryCheckpoint
+from tests.source.logs import Log, LogSource, MemoryCheckpoint, log_of
 from tests.source.test_port import Noted
 
 RECORDS = 40
@@ -28,9 +28,7 @@ class Crash(Exception):
 
 @pytest.fixture
 def log() -> Log:
-    log = Log()
-    log.append("a", RECORDS)
-    return log
+    return log_of(a=RECORDS)
 
 
 def source(cluster: Cluster, log: Log, **options: Any) -> LogSource:

@@ -34,11 +34,6 @@ def server(s3_server: S3Server) -> S3Server:
     return s3_server
 
 
-@pytest.fixture
-def bucket(server: S3Server) -> str:
-    return server.new_bucket()
-
-
 def letter(number: int, value: bytes | None = b"x", reason: str = "ValueError: no") -> DeadLetter:
     origin = {"path": "a.jsonl", "line": number, "byte": 10 * number}
     return DeadLetter("orders", reason, 4, 1, 1_700_000_000.5, 1_700_000_060.0 + number, origin, value)

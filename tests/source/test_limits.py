@@ -11,16 +11,9 @@ import pytest
 from acker_client.source import Batch, Retry
 from acker_client.source.engine import checkpointing
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
-from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters
+from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters, log_of
 
 STUCK = Retry(max_retries=10, initial_s=1000, cap_s=1000)
-
-
-def log_of(**records: int) -> Log:
-    log = Log()
-    for partition, count in records.items():
-        log.append(partition, count)
-    return log
 
 
 def source(cluster: Cluster, log: Log, **options: Any) -> LogSource:

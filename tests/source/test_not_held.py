@@ -18,7 +18,7 @@ from tests.client.test_client_members import Servers
 from tests.source.executors import NO_SPARK, Cluster, Frame, Polling, Row, frame_of
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.kafka_broker import MockKafka
-from tests.source.logs import Log, LogSource, MemoryCheckpoint
+from tests.source.logs import Log, LogSource, MemoryCheckpoint, log_of
 from tests.source.test_group_schedules import PARTITIONS, Sources, Watching
 from tests.source.test_groups import Idle
 from tests.source.test_port import Noted
@@ -28,10 +28,7 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture
 def log() -> Log:
-    log = Log()
-    log.append("a", 8)
-    log.append("b", 8)
-    return log
+    return log_of(a=8, b=8)
 
 
 @pytest.mark.parametrize("how", ["taken away", "given to another", "deleted"])

@@ -20,7 +20,7 @@ from acker_client.source import Batch, Emissions, Failures, Listener, RecordOutc
 from tests.source.executors import NO_SPARK, Cluster, breaking, failing, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.logs import Log as InMemory
-from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters
+from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters, log_of
 from tests.source.test_groups import Idle
 
 
@@ -83,13 +83,6 @@ class Hearing(Listener):
 def source(cluster: Cluster, log: InMemory, **options: Any) -> LogSource:
     defaults = {"environment": cluster.environment(), "retry": Retry(max_retries=1, initial_s=0, cap_s=0)}
     return LogSource(log, **{**defaults, "dead_letters": MemoryLetters(), "max_dead_share": 1.0, **options})
-
-
-def log_of(**partitions: int) -> InMemory:
-    log = InMemory()
-    for partition, count in partitions.items():
-        log.append(partition, count)
-    return log
 
 
 def tries_of(outcomes: Iterable[RecordOutcome]) -> dict[str, list[tuple[str, int, bool]]]:

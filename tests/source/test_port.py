@@ -14,7 +14,7 @@ from acker_client.source import Batch, Emissions, Retry, SourceError
 from acker_client.source.engine import checkpointing
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, failing, frame_of, save_all
 from tests.source.logs import Log as InMemory
-from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters
+from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters, log_of
 
 AT_ONCE = Retry(max_retries=1, initial_s=0.0)
 
@@ -103,8 +103,7 @@ def test_a_batch_whose_listener_raises_is_abandoned_before_its_frame_is_made(clu
 
 
 def test_a_batch_that_the_server_lost_has_no_absent_records(cluster: Cluster) -> None:
-    log = InMemory()
-    log.append("a", 10)
+    log = log_of(a=10)
     log.compact("a", 3)
 
     def process(batch: Batch) -> None:
@@ -118,8 +117,7 @@ def test_a_batch_that_the_server_lost_has_no_absent_records(cluster: Cluster) ->
 
 
 def test_unread_records_are_replayed_and_not_absent(cluster: Cluster) -> None:
-    log = InMemory()
-    log.append("a", 10)
+    log = log_of(a=10)
     log.compact("a", 3)
 
     def process(batch: Batch) -> None:

@@ -20,8 +20,7 @@ from acker_client.source.engine.progress_bar import ProgressBar, bar_for
 from acker_client.source.engine.progress_report import ProgressReport, start_report
 from acker_client.source.engine.timer import start_timer
 from tests.source.executors import NO_SPARK, Cluster, breaking, failing, save_all
-from tests.source.logs import Log as InMemory
-from tests.source.logs import LogSource, MemoryLetters
+from tests.source.logs import LogSource, MemoryLetters, log_of
 
 
 @dataclass
@@ -40,8 +39,7 @@ class HandTimer:
 
 
 def source(cluster: Cluster, count: int = 4, **options: Any) -> LogSource:
-    log = InMemory()
-    log.append("a", count)
+    log = log_of(a=count)
     defaults = {"environment": cluster.environment(), "dead_letters": MemoryLetters(), "max_dead_share": 1.0}
     return LogSource(log, **{**defaults, **options})
 

@@ -11,8 +11,7 @@ import pytest
 from acker_client import Verdict
 from acker_client.source import Batch, Retry, SourceError
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, failing, frame_of
-from tests.source.logs import Log as InMemory
-from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters
+from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters, log_of
 from tests.source.test_outcomes import Hearing, done_in
 
 Asked = tuple[int, str, str, dict[str, Any]]
@@ -34,8 +33,7 @@ class Policy:
 
 
 def source(cluster: Cluster, **options: Any) -> LogSource:
-    log = InMemory()
-    log.append("a", 4)
+    log = log_of(a=4)
     defaults = {"environment": cluster.environment(), "dead_letters": MemoryLetters(), "max_dead_share": 1.0}
     return LogSource(log, **{**defaults, **options})
 

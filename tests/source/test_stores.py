@@ -42,11 +42,6 @@ def server(s3_server: S3Server) -> S3Server:
     return s3_server
 
 
-@pytest.fixture
-def bucket(server: S3Server) -> str:
-    return server.new_bucket()
-
-
 def parquet_of(values: list[str], rows_per_group: int = 4) -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table({"value": pa.array(values, pa.string())}), file, row_group_size=rows_per_group)

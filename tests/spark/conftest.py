@@ -122,6 +122,15 @@ def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]
     return spark
 
 
+@pytest.fixture(scope="module")
+def pipeline(spark: SparkSession) -> Iterator[Any]:
+    """Runs sources over texts, and shows what becomes of each record."""
+    from acker_testing.pipeline import Pipeline
+
+    with Pipeline(spark) as pipeline:
+        yield pipeline
+
+
 @pytest.fixture
 def live(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> Iterator[Callable[..., Any]]:
     """Open a batch at the test's server: ``live(texts, slices=2)``; see ``live_batch.LiveBatch``."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.spark.faults import await_file
+
 FOREVER_S = 100_000
 
 
@@ -42,8 +44,7 @@ def wait_for(path: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
     def batches(batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
             Path(path + ".waits").touch()
-            while not Path(path).exists():
-                time.sleep(0.01)
+            await_file(Path(path))
             yield batch
 
     return batches

@@ -32,12 +32,6 @@ def save(rows: DataFrame) -> None:
     rows.foreachPartition(read_all)
 
 
-@pytest.fixture(scope="module")
-def pipeline(spark: SparkSession) -> Iterator[Pipeline]:
-    with Pipeline(spark) as pipeline:
-        yield pipeline
-
-
 @pytest.fixture(autouse=True)
 def _no_description(spark: SparkSession) -> Iterator[None]:
     """Batches of other tests, which nobody releases, leave theirs."""

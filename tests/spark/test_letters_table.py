@@ -31,12 +31,6 @@ def save(rows: DataFrame) -> None:
     rows.write.format("noop").mode("append").save()
 
 
-@pytest.fixture(scope="module")
-def pipeline(spark: SparkSession) -> Iterator[Pipeline]:
-    with Pipeline(spark) as pipeline:
-        yield pipeline
-
-
 @pytest.fixture
 def name(spark: SparkSession) -> Iterator[str]:
     """A database of the test's own, and the name of a table in it that does not exist."""

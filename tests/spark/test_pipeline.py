@@ -41,12 +41,6 @@ def saving(operation: Any, written: list[Row]) -> Any:
     return lambda batch: save(batch.df.transform(operation))
 
 
-@pytest.fixture(scope="module")
-def pipeline(spark: SparkSession) -> Iterator[Pipeline]:
-    with Pipeline(spark) as pipeline:
-        yield pipeline
-
-
 @pytest.mark.long
 @pytest.mark.matrix
 def test_a_pipeline_says_which_records_were_acked_and_which_died_of_what(pipeline: Pipeline) -> None:

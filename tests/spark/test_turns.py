@@ -17,6 +17,7 @@ from acker_client.spark import sink, write_parquet
 from acker_client.spark.commit_evidence import turns
 from acker_client.spark.commit_evidence.executions import Executions
 from tests.service.caller import eventually
+from tests.spark.faults import await_file
 
 QUICK = Retry(max_retries=2, initial_s=0.0, cap_s=0.0)
 LINES = 200
@@ -86,8 +87,7 @@ def test_a_write_that_overlaps_one_outside_of_any_sink_counts_as_failed(
 
     def waiting(value: int) -> str:
         started.touch()
-        while not go.exists():
-            time.sleep(0.01)
+        await_file(go)
         return str(value)
 
     def write_other() -> None:
@@ -191,8 +191,7 @@ def test_a_write_beside_an_earlier_one_under_another_name_does_not_count(
 
     def waiting(value: str) -> str:
         started.touch()
-        while not go.exists():
-            time.sleep(0.01)
+        await_file(go)
         return value
 
     @sink
