@@ -142,7 +142,8 @@ class SharedShard:
                 if not own.done():
                     self._settle_waiting()
         except BaseException:
-            with suppress(ValueError):
+            # The lock, because another call may be taking the first one.
+            with self._lock, suppress(ValueError):
                 self._settling.remove(waiting)
             raise
         reply = own.result()
@@ -205,16 +206,6 @@ class SharedShard:
     def drain(self) -> DrainReply:
         with self._lock:
             return self.shard.drain()
-
-    @property
-    def is_draining(self) -> bool:
-        return self.shard.is_draining
-
-    @property
-    def left(self) -> str:
-        """Describe what a draining server still has to finish; "" when the server may end."""
-        with self._lock:
-            return self.shard.left
 
     def tick(self) -> None:
         with self._lock:

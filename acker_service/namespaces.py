@@ -1,7 +1,7 @@
 """Namespaces: the shards of one server, one for each namespace.
 
-Each shard has its own lock, sources, roots and bounds, so callers of one namespace cannot find or fill what is in
-another one, and the core knows nothing of namespaces. Decides when a shard is made (at its first call) and forgotten
+Each shard has its own lock, sources, roots and bounds. So callers of one namespace cannot see the data of another one
+or use up its room. The core knows nothing of namespaces. Decides when a shard is made (at its first call) and forgotten
 (when the namespace is no longer declared and its sources have ended), and what the server reports of all shards
 together.
 """
@@ -33,7 +33,7 @@ log = Log("acker.server")
 class Namespace:
     """One namespace of a server. ``name``: "" for the default one, of callers without a namespace.
 
-    ``refused``: how many calls were refused, by status, and 0 for a status that none was refused with.
+    ``refused``: the number of refused calls for each status of ``REFUSALS``.
     """
 
     def __init__(self, name: str, shared: SharedShard, connections: Connections) -> None:
@@ -69,14 +69,16 @@ class Namespaces:
         self._lock = threading.Lock()
         self._is_draining = self._is_closing = False
         self._quotas: Mapping[str, Quotas] = {}
+        # The counters and lock waits of shards that were forgotten. The server's own counters must not fall.
+        self._ended, self._ended_waits = ShardStats(), (0, 0.0)
         self._allotments = self._divide({})
         self._by_name = {name: self._made(name, shard, since) for name, shard in shards.items()}
         self.default = self._by_name[DEFAULT]
         self._set_bounds()
 
     def of(self, name: str) -> Namespace:
-        """Return a namespace, with a new shard if it is used for the first time. Raises KeyError if it is not
-        declared."""
+        """Return a namespace, with a new shard if it is used for the first time. Raises KeyError if it is not declared
+        and has no shard."""
         found = self._by_name.get(name)
         return self._make(name) if found is None else found
 
@@ -94,8 +96,8 @@ class Namespaces:
         return list(self._by_name.values())
 
     def tick(self) -> None:
-        """Pass the time in all shards, and forget those that have ended. An error in one shard does not stop the
-        others."""
+        """Tick all shards, and forget undeclared namespaces whose sources have ended. An error in one shard does not
+        stop the others."""
         errors = []
         for each in self.every:
             try:
@@ -143,14 +145,16 @@ class Namespaces:
     @property
     def stats(self) -> ShardStats:
         """The sums over all namespaces. The limits are those of the whole server."""
-        return self._total(each.shared.stats for each in self.every)
+        every, ended, _ = self._with_ended()
+        return self._total([*(each.shared.stats for each in every), ended])
 
     @property
     def figures(self) -> Figures:
         """The figures of all namespaces together. Cheap: does not sweep the ledgers."""
-        found = [(each.name, each.shared.figures) for each in self.every]
+        every, ended, _ = self._with_ended()
+        found = [(each.name, each.shared.figures) for each in every]
         return Figures(
-            self._total(figures.stats for _, figures in found),
+            self._total([*(figures.stats for _, figures in found), ended]),
             max(figures.oldest_pending_age_s for _, figures in found),
             [replace(source, namespace=name) for name, figures in found for source in figures.sources],
         )
@@ -164,7 +168,8 @@ class Namespaces:
     @property
     def lock_waits(self) -> tuple[int, float]:
         """How often the locks of the shards were acquired, and the total wait for them in seconds."""
-        waits = [each.shared.lock_waits for each in self.every]
+        every, _, ended = self._with_ended()
+        waits = [*(each.shared.lock_waits for each in every), ended]
         return sum(taken for taken, _ in waits), sum(waited_s for _, waited_s in waits)
 
     @property
@@ -186,6 +191,11 @@ class Namespaces:
     def paused_s(self) -> float:
         """How long this process was paused in all."""
         return self.default.shared.paused_s
+
+    def _with_ended(self) -> tuple[list[Namespace], ShardStats, tuple[int, float]]:
+        """Return all namespaces, and the counters and lock waits of those that were forgotten before."""
+        with self._lock:
+            return self.every, self._ended, self._ended_waits
 
     def _total(self, every: Iterable[ShardStats]) -> ShardStats:
         max_pending = sum(allotment.bounds.max_pending for allotment in self._allotments.values())
@@ -240,6 +250,10 @@ class Namespaces:
         with self._lock:
             if ended.name not in self._quotas:
                 self._by_name = {name: each for name, each in self._by_name.items() if each is not ended}
+                counters = ShardStats.of(ended.shared.stats.counters)
+                self._ended = ShardStats.total([self._ended, counters])
+                (taken, waited_s), (more, more_s) = self._ended_waits, ended.shared.lock_waits
+                self._ended_waits = taken + more, waited_s + more_s
                 log.info("namespace_ended", namespace=ended.name)
 
 
@@ -254,8 +268,8 @@ def new_shard(options: Config, incarnation: int, namespace: str = DEFAULT) -> Sh
 
 
 def limits_of(options: Config, namespace: str) -> dict[str, Any]:
-    """Return the options of a shard that do not change with the quotas, and for a start the bounds of the default
-    namespace."""
+    """Return the arguments of a new shard, with the bounds of the default namespace. ``set_bounds`` then replaces those
+    bounds by the ones of the namespace."""
     bounds = options.bounds
     return {
         "max_memory": options.memory_bytes,

@@ -62,6 +62,10 @@ class ShardStats(Counters):
     max_memory: int = 0
 
     @property
+    def counters(self) -> Counters:
+        return Counters(**{field.name: getattr(self, field.name) for field in fields(Counters)})
+
+    @property
     def memory(self) -> dict[str, int]:
         """The memory of each kind of data, in bytes."""
         suffix = "_bytes"

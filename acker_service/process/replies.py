@@ -76,18 +76,24 @@ class Replies:
 
         @contextlib.contextmanager
         def paused() -> Iterator[None]:
+            nonlocal has_turn
+            has_turn = False
             self._end_turn(call)
             try:
                 yield
             finally:
                 self._await_turn(call)
+                has_turn = True
 
         call = (connection, is_large)
         self._await_turn(call)
+        has_turn = True
         try:
             yield paused
         finally:
-            self._end_turn(call)
+            # There may have been no memory to wait for the turn again.
+            if has_turn:
+                self._end_turn(call)
 
     def add(
         self,

@@ -193,7 +193,7 @@ class Server:
     def _look_for_end(self, life: int, until: float) -> None:
         if self.lives != life or self.state is not State.UP:
             return
-        left = self._shared.left
+        left = self._shared.stats.left
         if left and self._scheduler.now < until:
             self._scheduler.after(DRAIN_LOOK_S, lambda: self._look_for_end(life, until), self.name, idles=True)
             return

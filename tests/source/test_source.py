@@ -19,6 +19,7 @@ from acker_client.pins import Pin
 from acker_client.source import Batch, Broken, Emissions, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.engine.environment import Blame
 from acker_client.source.engine.outcomes import LOOK_S
+from acker_client.source.files.input import FileInput
 from acker_client.source.records.in_flight import excusing
 from acker_client.source.records.retry import PIECES
 from acker_protocol.messages import Cause, Outcomes, Verdict
@@ -348,6 +349,28 @@ def test_a_source_pauses_after_many_batches_that_failed_as_a_whole_and_a_stop_en
     source.run(NO_SPARK, breaking(lambda row: True))
     assert len(waits) == 1
     assert waits[0] <= LOOK_S
+
+
+def test_a_source_whose_replay_cannot_be_read_waits_between_its_questions(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.write("a.txt", "one")
+    waits, asked, environment = list[float](), list[float](), cluster.environment()
+
+    def is_reachable(_: object) -> bool:
+        asked.append(cluster.time.clock())
+        return len(asked) > 4
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        cluster.sleep(seconds)
+
+    monkeypatch.setattr(FileInput, "is_reachable", is_reachable)
+    source = cluster.source(retry=QUICK, environment=replace(environment, sleep=sleep))
+    source.run(NO_SPARK, failing(lambda row: len(asked) < 4))
+    assert source.summary().acked == 1
+    assert min(waits) > 0
+    assert min(np.diff(asked)) > 0
 
 
 def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluster: Cluster) -> None:

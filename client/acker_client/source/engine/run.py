@@ -369,7 +369,8 @@ class Run:
     def _wait(self, now: float) -> None:
         paused_until_s = self._settling.paused_until_s
         due_s = paused_until_s if now < paused_until_s else self._in_flight.schedule.next_due_s
-        wait_s = LOOK_S if due_s is None else min(LOOK_S, max(0.0, due_s - now))
+        # A replay that is due already waits for something else, such as a store that is away.
+        wait_s = LOOK_S if due_s is None or due_s <= now else min(LOOK_S, due_s - now)
         if self._in_flight.tracker.pending:
             self._activity.begin(OUTCOMES)
             self._outcomes.take_outcomes(wait_s)
