@@ -44,7 +44,7 @@ WAIT_MAX_S = 30.0
 OUTCOMES_MAX = 250_000
 # A reply with this many outcomes does not wait for more.
 OUTCOMES_ENOUGH = 32_768
-# How long a call that takes many steps sleeps between two, so that a thread that waits for the lock gets it.
+# How long a call with many steps sleeps between two steps, so that a thread that waits for the lock gets it.
 MOMENT_S = 0.0002
 
 log = Log("acker.shard")
@@ -77,8 +77,8 @@ class NotTheOwner(Exception):
 class SharedShard:
     """The calls of :class:`~acker_service.core.shard.Shard` for any number of threads; watches wait here.
 
-    ``caller``: the name of who makes a call, "" if callers have no names. A session belongs to the caller that opened
-    it, and calls of another one raise :class:`NotTheOwner`.
+    ``caller``: the name of the caller, "" if callers have no names. A session belongs to the caller that opened it.
+    Calls of another caller for this session raise :class:`NotTheOwner`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SharedShard:
         self._place = {"namespace": namespace} if namespace else {}
 
     def set_bounds(self, allotment: Allotment, max_watches: int) -> None:
-        """Change what the shard may use. What is there already stays, also if it is more."""
+        """Change the bounds of the shard. Existing data stays, even if it exceeds the new bounds."""
         with self._lock:
             self.shard.set_bounds(allotment.bounds, allotment.quotas.memory_bytes, allotment.quotas.sources)
             self._max_watches = max_watches
@@ -188,7 +188,7 @@ class SharedShard:
                     self._is_closing.wait(self._linger_s)
         finally:
             if waiting is not None:
-                # A `with` would take memory.
+                # A `with` would allocate memory.
                 self._lock.__enter__()
                 self._waiting.remove(waiting)
                 self._lock.__exit__(None, None, None)
@@ -365,15 +365,15 @@ class SharedShard:
                 waiting.woken.set()
 
     def _dismiss(self, session: int) -> None:
-        """Dismiss the waiting watches of a session that is about to close. Otherwise they would open it again."""
+        """Dismiss the waiting watches of a session that is about to close. Watches would open the session again."""
         for waiting in self._waiting:
             if waiting.session == session:
                 waiting.dismiss()
 
 
 class _MeasuredLock:
-    """A lock that counts how often it was acquired (``taken``) and the total wait for it (``waited_s``). Neither fails
-    for lack of memory."""
+    """A lock that counts how often it was acquired (``taken``) and the total wait for it (``waited_s``). Acquiring and
+    counting never fail for lack of memory."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -395,7 +395,7 @@ class _MeasuredLock:
         self._lock.release()
 
     def _count(self, started: float | None) -> None:
-        """Count one more. ``started``: when it began to wait; None if it did not, or nobody knows."""
+        """Count one acquisition. ``started``: when the wait began; None if there was none, or it is unknown."""
         try:
             # Reads the clock only if the lock was taken.
             waited_s = self.waited_s if started is None else self.waited_s + self._clock() - started
@@ -412,7 +412,7 @@ class _MeasuredLock:
 
 
 class _Released:
-    """Releases a lock, which the caller holds, until the end of the context. Takes no memory, so that the caller always
+    """Releases a lock, which the caller holds, until the end of the context. Allocates no memory, so the caller always
     gets the lock back."""
 
     def __init__(self, lock: _MeasuredLock) -> None:

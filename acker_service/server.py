@@ -141,7 +141,7 @@ class Server:
             self._ready_file.write(self._places | {"pid": os.getpid()})
             self._check_advertised()
             self._registry = self._register()
-            # Comes last, when nothing can fail any more: after a failed start the next one finds the state.
+            # Must come last, when nothing can fail any more: after a failed start, the next start finds the state.
             self._saved.consume(self.namespaces)
         except BaseException:
             self._close_all()
@@ -170,7 +170,7 @@ class Server:
 
     @property
     def _http_certificates(self) -> Certificates | None:
-        # Nobody but the server's own clients could check a certificate of its own making.
+        # Only clients with the server's access file could verify a certificate that the server has made itself.
         return self._certificates if self._own is None else None
 
     def start(self) -> None:
@@ -465,7 +465,7 @@ def run(options: Config, signals: Signals, lines: LineLimit) -> int:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
-    # Before the state is read: a stop must not need a thread.
+    # Must start before the state is read, because a stop must not need a new thread.
     stopping: Future[Server] = Future()
     try:
         threading.Thread(target=_hurry_on_signal, args=(signals, stopping), name="acker-signals", daemon=True).start()

@@ -764,6 +764,40 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
     again.start({f"{topic}/0": Committed(Ranges.below(3))})
 
 
+class Failing(Broker):
+    """A broker that confirms no commit, and while ``fails`` tells no offset."""
+
+    fails = False
+
+    def offsets(self, partitions: Any, where: Any, timeout_s: float | None = None) -> dict[At, int]:
+        if self.fails:
+            raise SourceError("no leader")
+        return super().offsets(partitions, where, timeout_s)
+
+    def _on_commit(self, error: Any, partitions: Any) -> None:
+        pass
+
+
+def test_a_deleted_partition_is_revoked_also_by_a_plan_that_fails_and_its_commit_is_no_longer_waited_for(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, there, topic = [0.0], [True], kafka.new_topic(5, prefix="deleted")
+    options = Kafka(pattern="deleted-.*", bootstrap_servers=kafka.servers, name="orders", timeout_s=10.0).kafka
+    input_ = KafkaInput(options, broker=Failing, clock=lambda: now[0])
+    opened.append(input_)
+    partitions = Broker.partitions
+    monkeypatch.setattr(Broker, "partitions", lambda *given: partitions(*given) if there else {})
+    input_.start({})
+    assert len(input_.plan(2, 1).parts) == 1
+    there.clear()
+    now[0] = 20.0
+    assert input_.plan(1, 1).revoked == []
+    monkeypatch.setattr(Failing, "fails", True)
+    now[0] = 40.0
+    assert input_.plan(1, 1).revoked == [f"{topic}/{number}" for number in range(4)]
+    assert input_._connected.confirm(0.0) == ""
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -286,3 +286,26 @@ def test_while_keys_cannot_be_read_plans_are_empty_and_nothing_is_skipped(
             found = planned(input_)
         assert found[0][0] == 0
         input_.close()
+
+
+def test_keys_that_can_never_be_read_end_the_run_with_their_error_and_not_before_the_timeout(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [0.0]
+    topic = kafka.new_topic(5)
+    options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", ordered_by="key", timeout_s=10.0).kafka
+    input_ = KafkaInput(options, clock=lambda: now_s[0])
+    opened.append(input_)
+    input_.start({})
+
+    def refuse(*_: Any) -> Any:
+        raise SourceError("no permission to read")
+
+    monkeypatch.setattr("acker_client.source.kafka.input.keys_of", refuse)
+    for now_s[0] in (0.0, 4.0, 8.0):
+        assert input_.plan(10, 1).parts == ()
+        assert input_.is_reachable()
+    now_s[0] = 12.0
+    with pytest.raises(SourceError, match="no permission to read"):
+        input_.plan(10, 1)
+    assert "again" not in caplog.text

@@ -387,6 +387,9 @@ def test_a_source_whose_name_was_taken_during_a_lost_session_ends_with_an_error(
         SourceError, match="another source has already joined as 'g_one': give each source its own member name"
     ):
         one.poll()
+    # Closing leaves the node of the other source.
+    one.group.close()
+    assert path in world.zookeeper.nodes
 
 
 def test_new_partitions_are_dealt_without_a_watch() -> None:

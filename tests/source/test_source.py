@@ -231,7 +231,7 @@ def test_too_many_dead_letters_are_listed_by_reason_and_origin(cluster: Cluster)
         source.run(NO_SPARK, process)
     a, b = f"{cluster.folder}/a.txt", f"{cluster.folder}/b.txt"
     assert str(stopped.value) == (
-        "25 of 40 records have spent all retries, more than max_dead_share=0.3 allows: mend what fails and start again,"
+        "25 of 40 records have spent all retries, more than max_dead_share=0.3 allows: fix what fails and start again,"
         " or raise max_dead_share\n"
         f"  10 for 'ValueError: 1': {b}:1, {b}:3, {b}:5, ...\n"
         f"  10 for 'ValueError: 0': {b}:2, {b}:4, {b}:6, ...\n"

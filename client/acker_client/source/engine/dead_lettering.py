@@ -93,7 +93,7 @@ class DeadLettering:
         if self._letters is None:
             raise SourceError(
                 f"{_records(len(spent))} spent all retries, and there is nowhere to put them: give the source"
-                f" dead_letters='dead.jsonl', or mend what fails\n{self._reasons_of(spent)}\n{NOTHING_LOST}"
+                f" dead_letters='dead.jsonl', or fix what fails\n{self._reasons_of(spent)}\n{NOTHING_LOST}"
             )
         self._check_share(spent, self._letters)
         self._letters.write(self._letters_of(spent, now_s))
@@ -112,7 +112,7 @@ class DeadLettering:
             return
         raise TooManyDeadLetters(
             f"{dead} of {read} records have spent all retries, more than max_dead_share={share_max:g}"
-            f" allows: mend what fails and start again, or raise max_dead_share\n{self._reasons_of(spent)}\n"
+            f" allows: fix what fails and start again, or raise max_dead_share\n{self._reasons_of(spent)}\n"
             f"{NOTHING_LOST}. These records are not in {letters}{_earlier(counts.dead_lettered)}"
         )
 

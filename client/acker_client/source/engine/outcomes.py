@@ -95,7 +95,7 @@ class RunOutcomes:
             self._end_absent(watched.absent)
         left = watched.outcomes
         for batch in self._batches.open_batches:
-            # For the outcomes of all other batches it does not matter which batch they belong to.
+            # A batch influences its outcomes only if it failed as a whole, or has a reason for unfinished records.
             if len(left) and (batch.is_broken or batch.unfinished_because):
                 own = self._in_flight.tracker.are_of(left.root_ids, batch.emitted)
                 self._apply_outcomes(only(left, own), batch)
@@ -103,7 +103,7 @@ class RunOutcomes:
         self._apply_outcomes(left, None)
 
     def _apply_outcomes(self, outcomes: Outcomes, batch: Batch | None) -> None:
-        """Apply outcomes. ``batch``: the batch that they are of, if that matters."""
+        """Apply outcomes. ``batch``: the batch that they belong to, if it influences them."""
         if not len(outcomes):
             return
         if batch is not None and batch.unfinished_because:
@@ -176,8 +176,8 @@ class RunOutcomes:
         self._give_up(effects.spent)
 
     def _end_absent(self, roots: Column) -> None:
-        """Count records as done that do not exist, or are untracked: a read task has covered their numbers without an
-        init."""
+        """Count as done the records that do not exist or are untracked. ``roots``: their emissions, for which no read
+        task has sent an init."""
         absent = self._in_flight.end_absent(roots)
         log.debug("%d records do not exist or are untracked", len(absent.records))
         with self._listeners.reported(absent.records):

@@ -208,7 +208,7 @@ class Partitions:
         self._parts.assign(done, {partition: each.answered for partition, each in committed.items()})
 
     def _drop_partitions(self, partitions: Sequence[str]) -> None:
-        """Drop partitions that belong to another source now, with all their open records."""
+        """Drop partitions that this source may no longer read, with all their open records."""
         if self._options.group is not None:
             # The group also reports partitions that a fenced commit has already dropped.
             partitions = [partition for partition in partitions if partition in self._owned]
@@ -222,7 +222,7 @@ class Partitions:
             self._options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
             self._parts.revoke(partition)
             self._checkpointing.drop_partition(partition)
-            log.info("partition %s belongs to another source now: dropped its %d open records", partition, len(records))
+            log.info("partition %s is no longer read by this source: dropped %d open records", partition, len(records))
         if partitions and self._options.group is not None and isinstance(self._input, SharedInput):
             self._input.revoke(partitions)
 
@@ -257,8 +257,8 @@ class Partitions:
         self._checkpointing.warn_of_holes(changed)
 
     def describe_done(self) -> str:
-        """Describe progress to a person."""
-        return self._input.describe(self._parts.done)
+        """Describe progress to a person. Any thread may ask, while partitions come and go."""
+        return self._input.describe(dict(self._parts.done))
 
     def holes(self) -> list[int]:
         """Return the number of holes of each partition. Any thread may ask, while partitions come and go."""

@@ -21,7 +21,7 @@ from acker_protocol.messages import Settlement
 
 log = logging.getLogger("acker_client.source")
 
-# Longest pause between two attempts. Each pause is drawn.
+# Longest pause between two attempts. Each pause is random.
 PAUSE_S = 1.0
 # Minimum time for an attempt to open a batch, even if the deadline is nearer.
 TRY_S = 1.0

@@ -55,15 +55,15 @@ class Settling:
         self._named_folders = set[str]()
         self._broken_in_a_row = 0
         self._was_without_evidence = False
-        # Until when no batch opens, because so many have failed as a whole.
+        # Clock time until which no batch opens, because too many batches in a row have failed as a whole.
         self.paused_until_s = 0.0
 
     def judge_work(self, batch: Batch, error: BaseException | None = None) -> None:
         """Find out whether the work on a batch is done. An ``error``, an exception in a sink or missing evidence means
         that it is not. Call it in the thread that worked on the batch."""
         evidence = batch.evidence
-        # Must come after `evidence.judge`, which may run a job.
         batch.error = error or batch.error or (None if evidence is None else evidence.judge())
+        # Must come after `evidence.judge`, which may run a job.
         self._batches.stop_timeout(batch)
         batch.is_judged = True
 
@@ -102,7 +102,7 @@ class Settling:
         """Give LOST to roots that have outlived their batch for too long, as the last resort: no server reported an
         outcome."""
         if self._outlived:
-            # Outcomes of settled batches arrive between settlements, too, and no settlement retires their records then.
+            # Outcomes of settled batches also arrive between settlements, when no settlement retires their records.
             self._partitions.retire_finished()
         while self._outlived and self._outlived[0][0] <= now:
             _, number, start, stop = self._outlived.popleft()

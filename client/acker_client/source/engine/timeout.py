@@ -1,9 +1,9 @@
 """Timeout: ends the work of a held batch that takes longer than ``message_timeout_s``.
 
-Decides when the batch's Spark jobs are cancelled: at the timeout, and again as long as the batch is not settled,
+Decides when the batch's Spark jobs are cancelled: at the timeout, and then every second until the work is judged,
 because the program may catch the error and begin another job. Decides nothing about records: ``settling`` does, when
-the cancelled work has come back. Code that hangs outside Spark's jobs cannot be ended. The log then names the batch,
-and the line at which its thread is.
+the cancelled work has returned. Code that hangs outside Spark's jobs cannot be ended. The log then names the batch,
+and the line that its thread executes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BatchTimeout:
         self._batch = batch
         self._timeout_s = timeout_s
         self._thread = threading.get_ident()
-        # The part of the work's time that does not count, because its writes waited for those of other batches.
+        # Seconds that do not count as work, because writes of this batch waited for writes of other batches.
         self._waited_s = 0.0
         self._cancellations = 0
         self.stop = timer(timeout_s, self._end_work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -143,6 +143,11 @@ class Broker:
         if not self._unconfirmed:
             return ""
         return self._failed or self._trouble or f"no answer in {timeout_s:g} s"
+
+    def forget_commits(self, partitions: Iterable[At]) -> None:
+        """No longer wait for the commits of these partitions, which this source does not read any more."""
+        for at in partitions:
+            self._unconfirmed.pop(at, None)
 
     def serve(self) -> None:
         """Run the library's callbacks for commits and connection errors."""

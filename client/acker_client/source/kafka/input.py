@@ -69,7 +69,7 @@ class KafkaOptions:
     """The options of the input.
 
     ``source``: the name of the source. ``first_poll``: one of ``FIRST_POLLS``, or the time of the first record.
-    ``start``: overrides it for the partitions that it names. ``stop``: None for a source without an end. ``decoding``:
+    ``start``: overrides ``first_poll`` where it is given. ``stop``: None for a source without an end. ``decoding``:
     None for values as bytes. ``is_ordered``: whether plans come with keys. ``commits``: whether the input commits the
     group's offsets; False if the checkpoint store does. ``waits_for_commits``: whether a plan waits until the offsets
     of the last one are committed.
@@ -114,7 +114,7 @@ class KafkaInput:
         self._range = ReadingRange(options.first_poll, options.start, options.stop, lambda: self._connected)
         self._checkpoint: CheckpointStore | None = None
         self._commits: Commits | None = None
-        # The ids of topics, by the checkpoint or by the first answer.
+        # The id of each topic, from the checkpoint or from the first answer of a broker.
         self._topic_ids: dict[str, str] = {}
         self._is_new = False
         self._logs: dict[At, TopicLog] = {}
@@ -128,6 +128,8 @@ class KafkaInput:
         self._turn = 0
         self._refresh_due_s = 0.0
         self._pending: dict[At, Ranges] = {}
+        # Deleted partitions that no plan has told of yet.
+        self._deleted: list[At] = []
         self._wrong_since_s: float | None = None
         self._answered_s = float("-inf")
         self._outage = Outage(f"Kafka at {options.connection.servers}", clock)
@@ -143,7 +145,7 @@ class KafkaInput:
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
-        self._topic_ids, self._unadmitted, self._is_new = {}, {}, not committed
+        self._topic_ids, self._unadmitted, self._deleted, self._is_new = {}, {}, [], not committed
         if self.options.decoding is not None:
             # Made here too, so that a schema that cannot be read is an error at the start.
             decoder_of(self.options.decoding).registry.check(self.options.decoding.registry.timeout_s)
@@ -173,9 +175,11 @@ class KafkaInput:
     def revoke(self, partitions: Sequence[str]) -> None:
         self._is_shared = True
         self._commit_pending()
-        for at in map(self._at_of, partitions):
+        gone = [self._at_of(partition) for partition in partitions]
+        for at in gone:
             for kept in (self._logs, self._unadmitted, self._pending):
                 kept.pop(at, None)
+        self._connected.forget_commits(gone)
 
     def pause(self, partitions: Collection[str]) -> None:
         self._paused = frozenset(partitions)
@@ -210,24 +214,25 @@ class KafkaInput:
         except SourceError:
             # The plan decides how long such an error may last.
             return True
-        self._note_answer()
+        # The plan decides, too, when an outage is over: keys may still be out of reach.
+        self._answered_s = self._clock()
         return True
 
     # -- plans
 
     def plan(self, records_max: int, tasks: int) -> Plan[KafkaPart]:
-        gone: list[At] = []
         try:
             self._commit_pending()
-            gone = self._update_logs()
+            self._update_logs()
         except (CheckpointError, InputChanged):
             raise
         except SourceError as error:
             self._wait_out(error)
-            return Plan()
-        self._note_answer()
+            return Plan(revoked=self._take_deleted())
+        revoked = self._take_deleted()
         if not self._does_registry_answer():
-            return Plan(revoked=[at.name for at in gone])
+            self._note_answer()
+            return Plan(revoked=revoked)
         parts = self._share_out(records_max, tasks)
         try:
             keys = self._keys_of(parts)
@@ -236,9 +241,11 @@ class KafkaInput:
         except SourceError as error:
             self._take_back(parts)
             self._wait_out(error)
-            return Plan(revoked=[at.name for at in gone])
+            return Plan(revoked=revoked)
+        # Must come after the keys: as long as these cannot be read, the outage goes on.
+        self._note_answer()
         is_end = self.options.stop is not None and not parts and self._is_over
-        return Plan(parts, is_end=is_end, revoked=[at.name for at in gone], keys=keys)
+        return Plan(parts, is_end=is_end, revoked=revoked, keys=keys)
 
     def slices(self, chosen: Sequence[Chosen[KafkaPart]], tasks: int) -> list[KafkaSlice]:
         options = self.options
@@ -288,8 +295,10 @@ class KafkaInput:
     def describe(self, done: Mapping[str, Ranges]) -> str:
         if not (self._has_begun or self._is_shared):
             return f"the partitions of {self.options.topics} are not listed yet"
-        behind = sum(max(0, each.end - _reach(done, at, each)) for at, each in self._logs.items())
-        count = len(self._logs)
+        # Any thread may ask.
+        logs = self._logs.copy()
+        behind = sum(max(0, each.end - _reach(done, at, each)) for at, each in logs.items())
+        count = len(logs)
         partitions = f"{count} {'partition' if count == 1 else 'partitions'} of {self.options.topics}"
         return f"{partitions}, {behind} {'offset' if behind == 1 else 'offsets'} behind the end"
 
@@ -324,7 +333,7 @@ class KafkaInput:
     def _keys_of(self, parts: Sequence[KafkaPart]) -> list[OrderKeys]:
         if not self.options.is_ordered:
             return []
-        # Short, as all that the plan waits for.
+        # A short timeout, because the whole plan waits for it.
         connection = replace(self.options.connection, timeout_s=min(PLAN_S, self.options.connection.timeout_s))
         return [keys_of(reader_of(connection), part) for part in parts]
 
@@ -389,15 +398,15 @@ class KafkaInput:
         found = self._connected.partitions(self.options.topics, timeout_s)
         return [At(topic, number) for topic, count in found.items() for number in range(count)]
 
-    def _update_logs(self) -> list[At]:
-        """Look for new partitions if that is due, and update the ends of all logs. Returns the deleted partitions."""
+    def _update_logs(self) -> None:
+        """Look for new and deleted partitions if that is due, and update the ends of all logs."""
         self._admit_assigned()
-        now_s, gone = self._clock(), list[At]()
+        now_s = self._clock()
         is_due = now_s >= self._refresh_due_s or not self._has_begun
         if is_due and not self._is_shared:
             found = self._find_partitions(PLAN_S if self._has_begun else None)
             self._admit({at: Committed() for at in found if at not in self._logs})
-            gone = self._remove_deleted(set(found), now_s)
+            self._remove_deleted(set(found), now_s)
             if not found and not self._has_begun:
                 to_do = " yet: waiting for one" if self.options.stop is None else ": there is nothing to read"
                 log.warning("no topic fits %s%s", self.options.topics, to_do)
@@ -410,7 +419,6 @@ class KafkaInput:
         for at, end in self._connected.offsets(there, LATEST, PLAN_S).items():
             self._note_end(at, self._logs[at], end, now_s)
         self._has_begun = True
-        return gone
 
     def _check_topic_ids(self, topics: Collection[str], wait_s: float = 0.0) -> None:
         """Ask for the ids of topics, and compare those that have arrived. Raises ``InputChanged`` for another id."""
@@ -433,8 +441,8 @@ class KafkaInput:
             log_skipped(at, each.done, each.next, low)
             each.next = low
 
-    def _remove_deleted(self, found: set[At], now_s: float) -> list[At]:
-        """Remove and return partitions of topics that have not been listed for a while.
+    def _remove_deleted(self, found: set[At], now_s: float) -> None:
+        """Remove partitions of topics that have not been listed for a while.
 
         Waits because a broker that has just started may not know all topics at once.
         """
@@ -450,7 +458,12 @@ class KafkaInput:
             log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
             del self._logs[at]
             self._pending.pop(at, None)
-        return gone
+        self._connected.forget_commits(gone)
+        self._deleted += gone
+
+    def _take_deleted(self) -> list[str]:
+        deleted, self._deleted = self._deleted, []
+        return [at.name for at in deleted]
 
     def _note_end(self, at: At, each: TopicLog, end: int, now_s: float) -> None:
         if end >= each.next:
@@ -508,7 +521,7 @@ class KafkaInput:
                     " and no old checkpoint"
                 )
         topics = {at.topic for at in committed}
-        # Only a broker that has ids has ever said one.
+        # Waits only if an id is known: brokers without ids would never answer with one.
         self._check_topic_ids(topics, TOPIC_IDS_S if topics & self._topic_ids.keys() else 0.0)
 
     def _refuse_gone(self, at: At, prefix: int) -> None:
@@ -534,8 +547,8 @@ class KafkaInput:
     def _first(self, at: At, committed: Committed, commit: Commit | None, is_known: bool, first: int) -> int:
         """Return the offset to go on from: after the records that this source has done, else as ``first_poll`` says.
 
-        ``is_known``: this source has read the topic before. Then a commit of another source has replaced its own, and
-        what lies below that commit may not be done.
+        ``is_known``: this source has read the topic before. A commit that is not its own has then replaced its own
+        commit, and records below it may not be done.
         """
         prefix = committed.done.prefix
         if commit is not None and commit.own is not None:
@@ -618,4 +631,5 @@ class KafkaInput:
 
 def _reach(done: Mapping[str, Ranges], at: At, each: TopicLog) -> int:
     """Return the offset below which nothing is left to do."""
-    return max(each.done.prefix, done[at.name].prefix if at.name in done else 0)
+    ranges = done.get(at.name)
+    return max(each.done.prefix, 0 if ranges is None else ranges.prefix)

@@ -1,13 +1,14 @@
 """Reader: the messages of one partition at a range of offsets.
 
 Decides how many messages one poll takes, which missing offsets count as deleted, and when a range that does not arrive
-is an error. A process keeps up to READERS_MAX readers. A reader never commits, and does not decide which offsets are
+is an error. A thread keeps up to READERS_MAX readers. A reader never commits, and does not decide which offsets are
 read.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ LOOK_S = 0.05
 MESSAGES_MAX = 10_000
 MESSAGES_FIRST = 250
 BYTES_TOGETHER = 16 << 20
-# Readers that a process keeps.
+# Readers that a thread keeps.
 READERS_MAX = 4
 
 
@@ -177,27 +178,33 @@ class Reader:
         self._trouble = error.str()
 
 
-# Readers by process id, because a worker that Spark forks must not use the readers of its parent.
-_readers: dict[tuple[int, KafkaConnection], Reader] = {}
+class _Readers(threading.local):
+    """The readers of a thread, by process id, because a worker that Spark forks must not use those of its parent."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, KafkaConnection], Reader] = {}
+
+
+_readers = _Readers()
 
 
 def reader_of(connection: KafkaConnection) -> Reader:
-    """Return the reader that this process keeps for a connection."""
-    key = os.getpid(), connection
-    if key not in _readers:
-        mine = [other for other in _readers if other[0] == key[0]]
+    """Return the reader that this thread keeps for a connection."""
+    key, kept = (os.getpid(), connection), _readers.kept
+    if key not in kept:
+        mine = [other for other in kept if other[0] == key[0]]
         for old in mine[: max(0, len(mine) - READERS_MAX + 1)]:
-            _readers.pop(old).close()
-        _readers[key] = Reader(connection)
-    return _readers[key]
+            kept.pop(old).close()
+        kept[key] = Reader(connection)
+    return kept[key]
 
 
 def ends_before(at: At, position: int, end: int) -> str:
     """Return the error text for a log that ends below offsets that were already read."""
     return (
         f"Kafka: {at.name} was read up to offset {position}, and ends at {end} now: the topic was deleted"
-        " and made anew, or has lost its end. To read it from its beginning give another source name and group_id, and"
-        " no old checkpoint"
+        " and created again, or its last records are lost. To read it from its beginning give another source name and"
+        " group_id, and no old checkpoint"
     )
 
 

@@ -141,8 +141,8 @@ def columns_of(
 
 def originals_of(reader: Reader, chosen: Chosen[KafkaPart], decoding: Decoding | None = None) -> list[Original]:
     """Read records again, and return their origin (topic, partition, offset, and the key if any), value (bytes), and
-    other columns. The columns are None for a record that cannot be read. A value that decodes comes with all columns of
-    its row instead, and its bytes as ``raw``."""
+    other columns. The columns are None for a record that cannot be read. If the value decodes, the original's value is
+    the whole row instead, with the bytes as ``raw``."""
     part = chosen.part
     found: dict[int, Original] = {}
     try:

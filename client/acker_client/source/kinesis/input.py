@@ -150,10 +150,12 @@ class KinesisInput:
         return self._shards[partition].mark(done, self._stream)
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
-        ended = [shard for shard in self._shards.values() if shard.is_settled]
+        # Any thread may ask.
+        shards = list(self._shards.values())
+        ended = [shard for shard in shards if shard.is_settled]
         total = len(self._lineage.shards if self._given is None else self._given)
         count = f"{total} {'shard' if total == 1 else 'shards'}"
-        if self._is_over() and all(shard.done.prefix >= shard.next for shard in self._shards.values()):
+        if self._is_over() and all(shard.done.prefix >= shard.next for shard in shards):
             return f"end of the stream ({count})"
         records = sum(ranges.prefix for ranges in done.values())
         return f"{count}, {len(ended)} of them done to their end; {records} records"
@@ -193,7 +195,7 @@ class KinesisInput:
     def _refresh(self) -> None:
         """List the shards if that is due. If AWS does not answer, the old list remains in use."""
         now = self._clock()
-        if now < self._refresh_due_s and not self._has_new_shards:
+        if now < self._refresh_due_s:
             return
         try:
             self._list(self._kinesis.shards())
@@ -242,7 +244,7 @@ class KinesisInput:
     def _is_settled_elsewhere(self, name: str) -> bool:
         """Whether another source of the group has done all records of a shard.
 
-        Its checkpoint says how far the shard is done, and a read tells whether more records follow.
+        The group's checkpoint says how far the shard is done. A read tells whether more records follow.
         """
         if self._saved is None:
             return True  # without a checkpoint of the group, this is unknown
@@ -368,13 +370,13 @@ class KinesisInput:
         shard.due_s = self._clock() + (self._reading.idle_s if is_idle else READ_INTERVAL_S)
         if self._ends(shard.name, answer):
             shard.note_end()
-            self._has_new_shards = True
+            self._has_new_shards, self._refresh_due_s = True, self._clock()
             log.info("shard %s was read to its end", shard.name)
         elif _is_nothing(answer) and is_to_end:
             shard.is_caught_up = True
 
     def _ends(self, name: str, answer: ReadAnswer) -> bool:
-        """Whether this is the last answer of its shard: it has no iterator, or the shard is closed and has no more."""
+        """Whether a shard has no records after this answer: it has no iterator, or is empty and the shard is closed."""
         return answer.iterator is None or (_is_nothing(answer) and self._lineage.is_closed(name))
 
     def _renew(self, shard: ShardReading) -> None:
@@ -410,7 +412,7 @@ class KinesisInput:
         """
         if not self._reading.is_to_end or self._has_new_shards or self._given is not None:
             return False
-        return all(map(self._is_finished, self._lineage.shards))
+        return all(map(self._is_finished, list(self._lineage.shards)))
 
     def _is_finished(self, name: str) -> bool:
         if name in self._shards:

@@ -120,7 +120,10 @@ class ZooKeeperGroup:
         try:
             if self._losses == self.session.losses:
                 self._delete_owned(self._rebalance.released)
-                self.session.transact([Delete(self._id)])
+                # Another source may have joined under this name since this session was lost.
+                node = self.session.find([self._id]).get(self._id)
+                if node is not None and node.session == self.session.id:
+                    self.session.transact([Delete(self._id)])
         except (Disconnected, SourceError):
             log.warning("%s: %s could not leave; its session ends by itself", self, self.consumer)
         self._rebalance.lose_all()

@@ -1,6 +1,6 @@
 """ZooKeeper offsets: a checkpoint in ZooKeeper, one node per partition.
 
-Decides who may write a node. A commit is one transaction. It succeeds only if this source is still the owner
+Decides which source may write a node. A commit is one transaction. It succeeds only if this source is still the owner
 (``Owner.fence``), and if the nodes still have the versions that this source has seen. A source that is assigned a
 partition rewrites its node unchanged before it reads on. The new version fences off late commits of earlier owners.
 ``offsets`` says what a node contains. The folder of the nodes contains the identity of the checkpoint, once the input
@@ -158,7 +158,7 @@ class ZooKeeperOffsets:
         return self._identity
 
     def draw_identity(self) -> str:
-        """Return the identity, which the first of several sources draws. Raises ``CheckpointError``."""
+        """Return the identity. If there is none, create it for all sources. Raises ``CheckpointError``."""
         while not self.identity():
             self._until_done(self._put_identity)
         return self._identity
@@ -183,7 +183,7 @@ class ZooKeeperOffsets:
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
         """Load the last saved state of these partitions, and fence off earlier owners. From then on another source can
-        save a partition only after it is assigned that partition. This source cannot save its lost partitions."""
+        save a partition only after it is assigned that partition. This source cannot save partitions that it lost."""
         for partition in partitions:
             self._versions.pop(partition, None)
             self._written.pop(partition, None)
@@ -415,7 +415,7 @@ class ZooKeeperOffsets:
             size = len(content) + 3 * (OVERHEAD + len(self._paths.offset(name)))
             if not requests or size > room:
                 requests.append({})
-                room = NODE_BYTES
+                room = self._node_bytes
             requests[-1][name] = content
             room -= size
         return requests
