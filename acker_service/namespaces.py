@@ -21,9 +21,9 @@ from acker_service.core.memory import SHARD_BYTES
 from acker_service.core.quotas import DEFAULT, Allotment, Quotas, divide, least_allotment
 from acker_service.core.shard import Shard
 from acker_service.core.stats import ShardStats
-from acker_service.locked_shard import Figures, SharedShard
 from acker_service.process.connections import Connections
 from acker_service.process.logs import Log
+from acker_service.shared_shard import Figures, SharedShard
 
 OVERLOADED, PERMISSION_DENIED = REFUSALS = ("overloaded", "permission_denied")
 

@@ -14,8 +14,8 @@ from typing import Any
 from acker_protocol.ids import session_digest
 from acker_service.access.access import Access
 from acker_service.access.roles import UNKNOWN, AccessDenied, Principal
-from acker_service.locked_shard import NotTheOwner
 from acker_service.namespaces import PERMISSION_DENIED, Namespace, Namespaces
+from acker_service.shared_shard import NotTheOwner
 
 
 @dataclass(frozen=True, slots=True)

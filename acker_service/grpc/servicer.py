@@ -46,11 +46,11 @@ from acker_service.access.roles import AccessDenied
 from acker_service.core.applying import RETRY_DELAY_MS
 from acker_service.grpc import raw_message
 from acker_service.grpc.admission import Admission, Admitted, host_of
-from acker_service.locked_shard import OnEnd, Paused
 from acker_service.namespaces import OVERLOADED, Namespaces
 from acker_service.process.logs import Log, RateLimit
 from acker_service.process.replies import Replies
 from acker_service.process.workers import Workers
+from acker_service.shared_shard import OnEnd, Paused
 
 SERVICE = "acker.v1.Acker"
 

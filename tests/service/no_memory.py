@@ -17,7 +17,7 @@ from acker_service.core.accounts import Accounts
 from acker_service.core.applying import Applying, _int_of
 from acker_service.core.shard import Shard
 from acker_service.core.state import State
-from acker_service.locked_shard import SharedShard
+from acker_service.shared_shard import SharedShard
 from tests.service.caller import SESSION, acks, inits, roots_of
 from tests.service.failing_memory import counted
 from tests.service.test_lock_holds import shorten_steps

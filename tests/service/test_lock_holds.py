@@ -34,13 +34,13 @@ from acker_protocol.messages import (
     Verdict,
     Watch,
 )
-from acker_service import locked_shard
+from acker_service import shared_shard
 from acker_service.core import accounts, batches, kernels, ledger, long_messages, outbox, state, tables
 from acker_service.core.long_messages import RANGES_MAX
 from acker_service.core.outbox import Chunk
 from acker_service.core.reasons import Reasons, held_bytes
 from acker_service.core.shard import Shard
-from acker_service.locked_shard import SharedShard
+from acker_service.shared_shard import SharedShard
 from tests.service.caller import SESSION, acks, inits, roots_of
 from tests.service.test_shard_twin import Comparison
 
@@ -71,7 +71,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     """Count the work of the kernels that a request can make long."""
     work = Work()
 
-    class CountingLock(locked_shard._MeasuredLock):
+    class CountingLock(shared_shard._MeasuredLock):
         def __enter__(self) -> None:
             super().__enter__()
             work.holds.append(0)
@@ -99,7 +99,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     count("replace_table", lambda _, directory, slot, table, address: len(table) // 3)
     count("go_on_moving", lambda moved, *others: moved)
     count("expire", lambda _, place, rows, budget, *others: int(others[-1][kernels.CELLS]))
-    monkeypatch.setattr(locked_shard, "_MeasuredLock", CountingLock)
+    monkeypatch.setattr(shared_shard, "_MeasuredLock", CountingLock)
     return work
 
 

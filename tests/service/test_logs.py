@@ -16,10 +16,10 @@ import pytest
 from acker_protocol.ids import session_digest
 from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Watch
 from acker_service.core.shard import Shard
-from acker_service.locked_shard import SharedShard
 from acker_service.process import logs
 from acker_service.process.logs import Log, RateLimit
 from acker_service.server import Server
+from acker_service.shared_shard import SharedShard
 from acker_service.state.state_file import StateError
 from tests.service.caller import SESSION, Caller, eventually, inits, roots_of
 from tests.service.half_sent import HalfSender

@@ -16,9 +16,9 @@ import pytest
 from acker_protocol.messages import OpenBatch, Settlement, Status
 from acker_service.core.shard import Shard
 from acker_service.http.metrics import OTHER, SOURCES_MAX
-from acker_service.locked_shard import SharedShard
 from acker_service.process.workers import Workers
 from acker_service.server import Server
+from acker_service.shared_shard import SharedShard
 from tests.service.caller import SESSION, Caller, ack_a_tree, acks, eventually, inits, roots_of
 
 

@@ -16,7 +16,7 @@ from acker_service.core import outbox
 from acker_service.core.outbox import DROPPED_REASON, REASONS_MAX, Outbox
 from acker_service.core.reasons import ENTRY_BYTES, REASON_BYTES, held_bytes, truncated
 from acker_service.core.room import HeldBytes, Room
-from acker_service.locked_shard import OUTCOMES_MAX
+from acker_service.shared_shard import OUTCOMES_MAX
 
 Row = tuple[int, int, str]
 

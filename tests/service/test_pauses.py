@@ -10,7 +10,7 @@ import pytest
 from acker_protocol.messages import Limits, Verdict, Watch, WatchReply
 from acker_service.core.running_time import PAUSE_S, RESUME_S, RunningTime
 from acker_service.core.shard import Shard
-from acker_service.locked_shard import SharedShard
+from acker_service.shared_shard import SharedShard
 from tests.service.caller import acks, inits, roots_of
 
 TICK_S = 0.05

@@ -12,7 +12,7 @@ import pytest
 
 from acker_protocol.messages import OpenBatch, Settle, Settlement, SettleReply, Status, Watch
 from acker_service.core.shard import Shard
-from acker_service.locked_shard import SharedShard
+from acker_service.shared_shard import SharedShard
 from tests.service.caller import acks, eventually, inits, roots_of
 
 BATCHES = range(1, 6)

@@ -24,7 +24,7 @@ from acker_service.core.members import Registered
 from acker_service.core.parts import StatePart
 from acker_service.core.shard import Shard
 from acker_service.core.sources import Change, SourceChange
-from acker_service.locked_shard import SharedShard
+from acker_service.shared_shard import SharedShard
 from tests.simulation.registry import AGAIN_S, Place
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.transcript import Transcript

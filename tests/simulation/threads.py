@@ -19,7 +19,7 @@ from typing import Any
 from tests.simulation.scheduler import Process, Scheduler, Signal
 
 # Modules with these prefixes get the replacements while a simulation runs.
-PREFIXES = ("acker_client.", "acker_service.locked_shard", "acker_service.process.logs")
+PREFIXES = ("acker_client.", "acker_service.shared_shard", "acker_service.process.logs")
 
 
 class GreenLock:

@@ -32,7 +32,7 @@ from acker_client.source.kafka.decoder import decoder_of
 from acker_client.source.kafka.keys import keys_of, shown_keys_of
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_store import KafkaOffsets
-from acker_client.source.kafka.reader import ends_before, reader_of
+from acker_client.source.kafka.reader import Readers, ends_before
 from acker_client.source.kafka.reading_range import ReadingRange, beyond
 from acker_client.source.kafka.schema_registry import registry_of
 from acker_client.source.kafka.slices import (
@@ -109,6 +109,7 @@ class KafkaInput:
     ) -> None:
         self.options = options
         self._open_broker = broker
+        self._readers = Readers()
         self._clock = clock
         self._broker: Broker | None = None
         self._range = ReadingRange(options.first_poll, options.start, options.stop, lambda: self._connected)
@@ -185,7 +186,8 @@ class KafkaInput:
         self._paused = frozenset(partitions)
 
     def close(self) -> None:
-        """Make the last commits, and close the connection."""
+        """Make the last commits, and close the connections."""
+        self._readers.close()
         if self._broker is None:
             return
         try:
@@ -259,14 +261,14 @@ class KafkaInput:
         return origins_of(chosen)
 
     def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
-        reader = reader_of(self.options.connection)
+        reader = self._readers.of(self.options.connection)
         return [original for each in chosen for original in originals_of(reader, each, self.options.decoding)]
 
     def keys(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Any]:
-        return shown_keys_of(reader_of(self.options.connection), chosen)
+        return shown_keys_of(self._readers.of(self.options.connection), chosen)
 
     def are_there(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[bool]:
-        reader = reader_of(self.options.connection)
+        reader = self._readers.of(self.options.connection)
         return [is_there for each in chosen for is_there in are_there(reader, each)]
 
     @property
@@ -274,7 +276,7 @@ class KafkaInput:
         return self.options.acks_upstream
 
     def taken_up(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[list[HandedOn]]:
-        reader = reader_of(self.options.connection)
+        reader = self._readers.of(self.options.connection)
         return [handed for each in chosen for handed in taken_up_of(reader, each)]
 
     # -- progress
@@ -335,7 +337,7 @@ class KafkaInput:
             return []
         # A short timeout, because the whole plan waits for it.
         connection = replace(self.options.connection, timeout_s=min(PLAN_S, self.options.connection.timeout_s))
-        return [keys_of(reader_of(connection), part) for part in parts]
+        return [keys_of(self._readers.of(connection), part) for part in parts]
 
     def _take_back(self, parts: Sequence[KafkaPart]) -> None:
         """Undo the planning of ``parts``, the last that were planned."""

@@ -1,14 +1,13 @@
 """Reader: the messages of one partition at a range of offsets.
 
 Decides how many messages one poll takes, which missing offsets count as deleted, and when a range that does not arrive
-is an error. A thread keeps up to READERS_MAX readers. A reader never commits, and does not decide which offsets are
+is an error. Up to READERS_MAX readers are kept together. A reader never commits, and does not decide which offsets are
 read.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ LOOK_S = 0.05
 MESSAGES_MAX = 10_000
 MESSAGES_FIRST = 250
 BYTES_TOGETHER = 16 << 20
-# Readers that a thread keeps.
+# Readers that are kept together.
 READERS_MAX = 4
 
 
@@ -178,25 +177,35 @@ class Reader:
         self._trouble = error.str()
 
 
-class _Readers(threading.local):
-    """The readers of a thread, by process id, because a worker that Spark forks must not use those of its parent."""
+class Readers:
+    """Up to READERS_MAX readers, one for each connection. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[int, KafkaConnection], Reader] = {}
+        # By process id, because a worker that Spark forks must not use the readers of its parent.
+        self._kept: dict[tuple[int, KafkaConnection], Reader] = {}
+
+    def of(self, connection: KafkaConnection) -> Reader:
+        key, kept = (os.getpid(), connection), self._kept
+        if key not in kept:
+            mine = [other for other in kept if other[0] == key[0]]
+            for old in mine[: max(0, len(mine) - READERS_MAX + 1)]:
+                kept.pop(old).close()
+            kept[key] = Reader(connection)
+        return kept[key]
+
+    def close(self) -> None:
+        for reader in self._kept.values():
+            reader.close()
+        self._kept = {}
 
 
-_readers = _Readers()
+# The readers that a worker of Spark keeps from task to task.
+_of_worker = Readers()
 
 
 def reader_of(connection: KafkaConnection) -> Reader:
-    """Return the reader that this thread keeps for a connection."""
-    key, kept = (os.getpid(), connection), _readers.kept
-    if key not in kept:
-        mine = [other for other in kept if other[0] == key[0]]
-        for old in mine[: max(0, len(mine) - READERS_MAX + 1)]:
-            kept.pop(old).close()
-        kept[key] = Reader(connection)
-    return kept[key]
+    """Return the reader that this worker keeps for a connection. The driver has readers for each source."""
+    return _of_worker.of(connection)
 
 
 def ends_before(at: At, position: int, end: int) -> str:

@@ -276,11 +276,11 @@ class KinesisInput:
         # The other source may have read new records without a checkpoint yet. "latest" would miss these records.
         begin = self._began if begin == LATEST else begin
         try:
-            return self._is_nothing_behind(mark.skip, name, begin)
+            return self._ends_after(mark.skip, name, begin)
         except (Throttled, Unanswered, Expired, NotThere):
             return False
 
-    def _is_nothing_behind(self, skip: int, name: str, begin: Begin) -> bool:
+    def _ends_after(self, skip: int, name: str, begin: Begin) -> bool:
         """Whether a shard has at most ``skip`` records from ``begin`` on, and will have no more."""
         iterator: str | None = self._kinesis.iterator(name, begin)
         left = skip
