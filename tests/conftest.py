@@ -35,8 +35,12 @@ STARTS_SERVER = {"server_process", "server_process_of_module", "lasting_server"}
 PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 
+# The day of the year in `make test-long`, which has each of two days run half of the cases of a long test; else unset.
+DAY = os.environ.get("ACKER_TESTS_OF_DAY", "")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests ``jvm`` or ``process`` by their fixtures.
 
     Also add the mark ``long`` to most cases of a test with ``sampled(n)``: `make test` runs only every n-th case.
@@ -53,6 +57,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         at = cases[test] = cases.get(test, -1) + 1
         if at % sampled.args[0]:
             item.add_marker(pytest.mark.long)
+    if DAY:
+        of_another_day = _of_another_day(items, int(DAY))
+        config.hook.pytest_deselected(items=of_another_day)
+        items[:] = [item for item in items if item not in of_another_day]
+
+
+def _of_another_day(items: list[pytest.Item], day: int) -> set[pytest.Item]:
+    """Return every other case of each test that has several long ones."""
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("long"):
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    several = [cases for cases in by_test.values() if len(cases) > 1]
+    return {item for cases in several for at, item in enumerate(cases) if (at + day) % 2}
 
 
 @pytest.fixture
