@@ -74,6 +74,8 @@ class Replies:
         Yields ``paused``: inside ``with paused():`` other calls have the turn.
         """
 
+        call, has_turn = (connection, is_large), False
+
         @contextlib.contextmanager
         def paused() -> Iterator[None]:
             nonlocal has_turn
@@ -85,7 +87,6 @@ class Replies:
                 self._await_turn(call)
                 has_turn = True
 
-        call = (connection, is_large)
         self._await_turn(call)
         has_turn = True
         try:

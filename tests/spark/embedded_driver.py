@@ -20,8 +20,7 @@ from acker_client.spark import Collector, sink
 from acker_client.spark.driver import embedded
 from acker_client.spark.driver.session import local_session, prepare, settings_of
 from acker_testing.child import Child
-from tests.access.test_own_access import is_running
-from tests.service.caller import eventually
+from tests.service.caller import eventually, is_running
 from tests.spark.cluster import start_cluster
 
 TOKEN = "a-token-that-no-file-may-show"

@@ -30,9 +30,8 @@ from acker_client.source import Files
 from acker_client.spark import check, collector_settings, functions, sink
 from acker_client.spark.driver import embedded
 from acker_client.spark.driver.session import PINS, SessionError, settings_of
-from tests.access.test_own_access import is_running
 from tests.conftest import ROOT
-from tests.service.caller import eventually
+from tests.service.caller import eventually, is_running
 
 
 @pytest.fixture

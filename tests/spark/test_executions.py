@@ -1211,7 +1211,9 @@ def test_where_spark_forgets_an_execution_while_it_is_judged_its_batch_is_not_tr
     executions = Stores.executions
     # As if the write had still run when the stores were read, and had been dropped since.
     dropped = {"completionTime": None, "executionId": 10**9}
-    monkeypatch.setattr(Stores, "executions", lambda *given, **most: [e | dropped for e in executions(*given, **most)])
+    monkeypatch.setattr(
+        Stores, "executions", lambda *given, **most: [{**e, **dropped} for e in executions(*given, **most)]
+    )
     assert "forgotten" in str(batch.error)
     assert batch.frame.evidence.folders == frozenset()
 
