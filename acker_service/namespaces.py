@@ -69,8 +69,8 @@ class Namespaces:
         self._lock = threading.Lock()
         self._is_draining = self._is_closing = False
         self._quotas: Mapping[str, Quotas] = {}
-        # The counters and lock waits of shards that were forgotten. The server's own counters must not fall.
-        self._ended, self._ended_waits = ShardStats(), (0, 0.0)
+        # The lock waits of shards that were forgotten.
+        self._ended_waits = (0, 0.0)
         self._allotments = self._divide({})
         self._by_name = {name: self._made(name, shard, since) for name, shard in shards.items()}
         self.default = self._by_name[DEFAULT]
@@ -145,16 +145,16 @@ class Namespaces:
     @property
     def stats(self) -> ShardStats:
         """The sums over all namespaces. The limits are those of the whole server."""
-        every, ended, _ = self._with_ended()
-        return self._total([*(each.shared.stats for each in every), ended])
+        with self._lock:
+            return self._total(each.shared.stats for each in self.every)
 
     @property
     def figures(self) -> Figures:
         """The figures of all namespaces together. Cheap: does not sweep the ledgers."""
-        every, ended, _ = self._with_ended()
-        found = [(each.name, each.shared.figures) for each in every]
+        with self._lock:
+            found = [(each.name, each.shared.figures) for each in self.every]
         return Figures(
-            self._total([*(figures.stats for _, figures in found), ended]),
+            self._total(figures.stats for _, figures in found),
             max(figures.oldest_pending_age_s for _, figures in found),
             [replace(source, namespace=name) for name, figures in found for source in figures.sources],
         )
@@ -168,8 +168,8 @@ class Namespaces:
     @property
     def lock_waits(self) -> tuple[int, float]:
         """How often the locks of the shards were acquired, and the total wait for them in seconds."""
-        every, _, ended = self._with_ended()
-        waits = [*(each.shared.lock_waits for each in every), ended]
+        with self._lock:
+            waits = [*(each.shared.lock_waits for each in self.every), self._ended_waits]
         return sum(taken for taken, _ in waits), sum(waited_s for _, waited_s in waits)
 
     @property
@@ -191,11 +191,6 @@ class Namespaces:
     def paused_s(self) -> float:
         """How long this process was paused in all."""
         return self.default.shared.paused_s
-
-    def _with_ended(self) -> tuple[list[Namespace], ShardStats, tuple[int, float]]:
-        """Return all namespaces, and the counters and lock waits of those that were forgotten before."""
-        with self._lock:
-            return self.every, self._ended, self._ended_waits
 
     def _total(self, every: Iterable[ShardStats]) -> ShardStats:
         max_pending = sum(allotment.bounds.max_pending for allotment in self._allotments.values())
@@ -249,11 +244,11 @@ class Namespaces:
     def _forget(self, ended: Namespace) -> None:
         with self._lock:
             if ended.name not in self._quotas:
-                self._by_name = {name: each for name, each in self._by_name.items() if each is not ended}
-                counters = ShardStats.of(ended.shared.stats.counters)
-                self._ended = ShardStats.total([self._ended, counters])
+                left = {name: each for name, each in self._by_name.items() if each is not ended}
                 (taken, waited_s), (more, more_s) = self._ended_waits, ended.shared.lock_waits
-                self._ended_waits = taken + more, waited_s + more_s
+                # The server's counters are the sums over its shards, and must not fall.
+                self.default.shared.add_counters(ended.shared.stats)
+                self._ended_waits, self._by_name = (taken + more, waited_s + more_s), left
                 log.info("namespace_ended", namespace=ended.name)
 
 

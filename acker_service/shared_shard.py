@@ -35,7 +35,7 @@ from acker_service.core.quotas import Allotment
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
 from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
-from acker_service.core.stats import ShardStats, SourceStats
+from acker_service.core.stats import Counters, ShardStats, SourceStats
 from acker_service.process.logs import Log, RateLimit
 
 # Longest wait of a watch. Proxies cut calls that are silent for longer.
@@ -143,7 +143,7 @@ class SharedShard:
                     self._settle_waiting()
         except BaseException:
             # The lock, because another call may be taking the first one.
-            with self._lock, suppress(ValueError):
+            with self._lock, suppress(ValueError, IndexError):
                 self._settling.remove(waiting)
             raise
         reply = own.result()
@@ -202,6 +202,11 @@ class SharedShard:
     def pins(self, request: Pins) -> PinsReply:
         with self._lock:
             return self.shard.pins(request)
+
+    def add_counters(self, counters: Counters) -> None:
+        """Add the counters of a shard that has ended."""
+        with self._lock:
+            self.shard.add_counters(counters)
 
     def drain(self) -> DrainReply:
         with self._lock:

@@ -35,7 +35,7 @@ STARTS_SERVER = {"server_process", "server_process_of_module", "lasting_server"}
 PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 
-# The day of the year in `make test-long`, which has each of two days run half of the cases of a long test; else unset.
+# The day in `make test-long`, of which each of two days runs half of the cases of a long test; else unset.
 DAY = os.environ.get("ACKER_TESTS_OF_DAY", "")
 
 

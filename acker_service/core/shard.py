@@ -44,7 +44,7 @@ from acker_service.core.parts import StatePart
 from acker_service.core.room import BYTES_MAX, HeldBytes, Room
 from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState, pins_bytes
 from acker_service.core.state import State
-from acker_service.core.stats import ShardStats, SourceStats
+from acker_service.core.stats import Counters, ShardStats, SourceStats
 from acker_service.core.tables import MOVED_MAX, new_table
 
 # How many cells one tick checks for expiry, in some 5 ms: one tick checks 1 M pending roots, eight ticks 10 M.
@@ -549,6 +549,12 @@ class Shard:
     def generation(self) -> int:
         """The number that names the state; it stays the same over planned restarts."""
         return self._state.generation
+
+    def add_counters(self, counters: Counters) -> None:
+        """Add the counters of a shard that has ended."""
+        state = self._state
+        state.dedupe.dropped += counters.identities_dropped
+        state.counters.add(counters)
 
     @property
     def stats(self) -> ShardStats:

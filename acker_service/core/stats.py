@@ -37,6 +37,10 @@ class Counters:
         """Restore dumped counters. A counter that the dump lacks is newer than the dump, and starts at 0."""
         return cls(**{field.name: int(counted.get(field.name, 0)) for field in fields(cls)})
 
+    def add(self, other: Counters) -> None:
+        for field in fields(Counters):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
 
 @dataclass(slots=True)
 class ShardStats(Counters):
@@ -60,10 +64,6 @@ class ShardStats(Counters):
     sources_bytes: int = 0
     max_pending: int = 0
     max_memory: int = 0
-
-    @property
-    def counters(self) -> Counters:
-        return Counters(**{field.name: getattr(self, field.name) for field in fields(Counters)})
 
     @property
     def memory(self) -> dict[str, int]:

@@ -56,7 +56,8 @@ class Replies:
         # How many calls work, and how many of them have large replies.
         self._working = self._large = 0
         # Calls that wait for their turn, by connection and whether their replies are large.
-        self._waiting: FairQueue[threading.Event] = FairQueue()
+        # A lock is held until the turn of its call.
+        self._waiting: FairQueue[threading.Lock] = FairQueue()
         # In the order in which they were made.
         self._unread: dict[object, _Reply] = {}
         self._unread_by: Counter[Hashable] = Counter()
@@ -148,13 +149,15 @@ class Replies:
             self._give_turns()
 
     def _await_turn(self, call: _Turn) -> None:
+        # Must come first: once the call is in the queue, waiting for its turn must not need memory.
+        begins = threading.Lock()
+        begins.acquire()
         with self._lock:
             if self._working < WORKING_MAX and self._may_begin(call):
                 self._begin(call)
                 return
-            begins = threading.Event()
             self._waiting.append(call, begins)
-        begins.wait()
+        begins.acquire()
 
     def _end_turn(self, call: _Turn) -> None:
         with self._lock:
@@ -167,7 +170,7 @@ class Replies:
         while self._working < WORKING_MAX and (found := self._waiting.pop(self._may_begin)) is not None:
             call, begins = found
             self._begin(call)
-            begins.set()
+            begins.release()
 
     def _begin(self, call: Any) -> None:
         self._working += 1

@@ -339,9 +339,9 @@ def test_an_unknown_service_is_not_found_and_may_be_watched(start_server: StartS
 def test_a_call_that_finds_no_memory_to_wait_for_its_turn_again_ends_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     replies = Replies(send_s=SEND_S, max_bytes=UNREAD_BYTES_MAX, clock=lambda: 0.0)
 
-    def find_no_memory(_: object) -> None:
+    def find_no_memory() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError), replies.turn("a", is_large=False) as paused, paused():
-        monkeypatch.setattr(replies, "_await_turn", find_no_memory)
+        monkeypatch.setattr(threading, "Lock", find_no_memory)
     assert replies._working == 0

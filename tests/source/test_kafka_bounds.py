@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from acker_client.source import Batch, Committed, Kafka, Ranges, Retry, SourceError
 from acker_client.source.kafka.broker import LATEST, Broker
 from acker_client.source.kafka.input import KafkaInput
+from acker_client.source.kafka.keys import keys_of
 from acker_client.source.kafka.names import At
 from acker_client.source.kafka.topic_log import CATCH_UP_S, IDLE_S, Allowance
 from tests.source.executors import NO_SPARK, Cluster, frame_of
@@ -292,20 +293,25 @@ def test_keys_that_can_never_be_read_end_the_run_with_their_error_and_not_before
     kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [0.0]
-    topic = kafka.new_topic(5)
+    topic = kafka.new_topic(200)
     options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", ordered_by="key", timeout_s=10.0).kafka
     input_ = KafkaInput(options, clock=lambda: now_s[0])
     opened.append(input_)
     input_.start({})
+    read_keys = keys_of
 
-    def refuse(*_: Any) -> Any:
-        raise SourceError("no permission to read")
+    def refuse_one(reader: Any, part: Any) -> Any:
+        if not part.at.number:
+            raise SourceError("no permission to read")
+        return read_keys(reader, part)
 
-    monkeypatch.setattr("acker_client.source.kafka.input.keys_of", refuse)
-    for now_s[0] in (0.0, 4.0, 8.0):
-        assert input_.plan(10, 1).parts == ()
+    monkeypatch.setattr("acker_client.source.kafka.input.keys_of", refuse_one)
+    # Plans of one record ask for another partition each time.
+    for second in range(9):
+        now_s[0] = float(second)
+        input_.plan(1, 1)
         assert input_.is_reachable()
-    now_s[0] = 12.0
+    now_s[0] = 19.0
     with pytest.raises(SourceError, match="no permission to read"):
-        input_.plan(10, 1)
+        [input_.plan(1, 1) for _ in range(4)]
     assert "again" not in caplog.text

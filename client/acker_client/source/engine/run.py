@@ -296,21 +296,10 @@ class Run:
             self._outcomes.write_letters()
             if self._listeners.has_untaken:
                 return None
-            if self._unopened is not None:
-                return self._try_to_open(*self._unopened)
-            self._partitions.follow_group()
-            self._partitions.commit_if_due(now)
-            is_paused = now < self._settling.paused_until_s
-            if is_paused or (self._is_replay_due(now) and not self._partitions.is_reachable()):
-                if self._batches.open_batches:
-                    return None
-                self._wait(now)
-                continue
-            replays = self._in_flight.take_replays(now, self._size.records) or NO_REPLAYS
-            room = 0 if replays.depth else self._size.records - len(replays.records)
-            new = self._partitions.plan_records(room, self._tasks)
-            if len(replays.records) or len(new):
-                return self._try_to_open(replays, new)
+            if self._may_open(now):
+                replays, new = self._next_records(now) if self._unopened is None else self._unopened
+                if len(replays.records) or len(new):
+                    return self._try_to_open(replays, new)
             if self._batches.open_batches:
                 return None
             if self._in_flight.is_over and self._partitions.is_read:
@@ -321,6 +310,21 @@ class Run:
         self._outcomes.write_letters()
         self._is_over = True
         return None
+
+    def _may_open(self, now: float) -> bool:
+        """Whether a batch may open now. Follows the group first, but not while a batch has its records and no room."""
+        if self._unopened is None:
+            self._partitions.follow_group()
+            self._partitions.commit_if_due(now)
+        if now < self._settling.paused_until_s:
+            return False
+        return self._unopened is not None or not self._is_replay_due(now) or self._partitions.is_reachable()
+
+    def _next_records(self, now: float) -> tuple[ReplayGroup, RecordNumbers]:
+        """Return the replays and new records of the next batch."""
+        replays = self._in_flight.take_replays(now, self._size.records) or NO_REPLAYS
+        room = 0 if replays.depth else self._size.records - len(replays.records)
+        return replays, self._partitions.plan_records(room, self._tasks)
 
     def make_frame(self, batch: Batch) -> None:
         """Make the frame of a batch, in the thread that works on it."""

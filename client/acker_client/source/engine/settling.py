@@ -188,7 +188,7 @@ class Settling:
         """Pause for longer and longer while batches keep failing as a whole. Raises ``Broken`` after too many in a
         row."""
         if not batch.is_broken:
-            self._broken_in_a_row = 0
+            self._broken_in_a_row, self.paused_until_s = 0, 0.0
             return
         # A batch of one record does not count: that record goes to the dead letters, which have a limit of their own.
         self._broken_in_a_row += batch.records > 1
@@ -200,7 +200,7 @@ class Settling:
             ) from batch.error
         if self._broken_in_a_row > PIECES:
             delay_s = self._options.batch_retry.delay_s(self._broken_in_a_row - PIECES, self._environment.draw)
-            self.paused_until_s = self._environment.clock() + delay_s
+            self.paused_until_s = max(self.paused_until_s, self._environment.clock() + delay_s)
 
 
 def _why_open(batch: Batch) -> str:

@@ -131,6 +131,8 @@ class KafkaInput:
         self._pending: dict[At, Ranges] = {}
         # Deleted partitions that no plan has told of yet.
         self._deleted: list[At] = []
+        # Partitions whose keys could not be read. The outage lasts as long as there is one.
+        self._keyless = set[At]()
         self._wrong_since_s: float | None = None
         self._answered_s = float("-inf")
         self._outage = Outage(f"Kafka at {options.connection.servers}", clock)
@@ -147,6 +149,7 @@ class KafkaInput:
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
         self._topic_ids, self._unadmitted, self._deleted, self._is_new = {}, {}, [], not committed
+        self._keyless = set()
         if self.options.decoding is not None:
             # Made here too, so that a schema that cannot be read is an error at the start.
             decoder_of(self.options.decoding).registry.check(self.options.decoding.registry.timeout_s)
@@ -180,26 +183,18 @@ class KafkaInput:
         for at in gone:
             for kept in (self._logs, self._unadmitted, self._pending):
                 kept.pop(at, None)
-        self._connected.forget_commits(gone)
+        self._forget(gone)
 
     def pause(self, partitions: Collection[str]) -> None:
         self._paused = frozenset(partitions)
 
     def close(self) -> None:
         """Make the last commits, and close the connections."""
-        self._readers.close()
-        if self._broker is None:
-            return
         try:
-            self._commit_pending()
-            self._commit_end()
-            why = self._broker.confirm(CLOSE_S)
-        except SourceError as error:
-            why = str(error)
-        if why:
-            log.warning("the last offsets of group %r were not committed to Kafka: %s", self._group, why)
-        self._broker.close()
-        self._broker = self._commits = None
+            if self._broker is not None:
+                self._close_broker(self._broker)
+        finally:
+            self._readers.close()
 
     def is_reachable(self) -> bool:
         if not self._logs:
@@ -216,8 +211,7 @@ class KafkaInput:
         except SourceError:
             # The plan decides how long such an error may last.
             return True
-        # The plan decides, too, when an outage is over: keys may still be out of reach.
-        self._answered_s = self._clock()
+        self._note_answer()
         return True
 
     # -- plans
@@ -231,9 +225,9 @@ class KafkaInput:
         except SourceError as error:
             self._wait_out(error)
             return Plan(revoked=self._take_deleted())
+        self._note_answer()
         revoked = self._take_deleted()
         if not self._does_registry_answer():
-            self._note_answer()
             return Plan(revoked=revoked)
         parts = self._share_out(records_max, tasks)
         try:
@@ -244,8 +238,6 @@ class KafkaInput:
             self._take_back(parts)
             self._wait_out(error)
             return Plan(revoked=revoked)
-        # Must come after the keys: as long as these cannot be read, the outage goes on.
-        self._note_answer()
         is_end = self.options.stop is not None and not parts and self._is_over
         return Plan(parts, is_end=is_end, revoked=revoked, keys=keys)
 
@@ -337,7 +329,12 @@ class KafkaInput:
             return []
         # A short timeout, because the whole plan waits for it.
         connection = replace(self.options.connection, timeout_s=min(PLAN_S, self.options.connection.timeout_s))
-        return [keys_of(self._readers.of(connection), part) for part in parts]
+        found: list[OrderKeys] = []
+        for part in parts:
+            self._keyless.add(part.at)
+            found.append(keys_of(self._readers.of(connection), part))
+            self._keyless.discard(part.at)
+        return found
 
     def _take_back(self, parts: Sequence[KafkaPart]) -> None:
         """Undo the planning of ``parts``, the last that were planned."""
@@ -460,8 +457,12 @@ class KafkaInput:
             log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
             del self._logs[at]
             self._pending.pop(at, None)
-        self._connected.forget_commits(gone)
+        self._forget(gone)
         self._deleted += gone
+
+    def _forget(self, gone: Sequence[At]) -> None:
+        self._connected.forget_commits(gone)
+        self._keyless -= set(gone)
 
     def _take_deleted(self) -> list[str]:
         deleted, self._deleted = self._deleted, []
@@ -597,6 +598,18 @@ class KafkaInput:
             self._own_commits.check_runs(self._logs, PLAN_S)
             self._commit({at: each.done for at, each in self._logs.items()}, is_over=True)
 
+    def _close_broker(self, broker: Broker) -> None:
+        try:
+            self._commit_pending()
+            self._commit_end()
+            why = broker.confirm(CLOSE_S)
+        except SourceError as error:
+            why = str(error)
+        if why:
+            log.warning("the last offsets of group %r were not committed to Kafka: %s", self._group, why)
+        broker.close()
+        self._broker = self._commits = None
+
     def _commit(self, done: Mapping[At, Ranges], *, is_over: bool = False) -> None:
         """Begin to commit."""
         prefixes = {at: Ranges.below(each.prefix) for at, each in done.items()}
@@ -627,7 +640,7 @@ class KafkaInput:
 
     def _note_answer(self) -> None:
         self._answered_s = self._clock()
-        if self._outage.note(""):
+        if not self._keyless and self._outage.note(""):
             self._wrong_since_s = None
 
 

@@ -194,9 +194,9 @@ class Readers:
         return kept[key]
 
     def close(self) -> None:
-        for reader in self._kept.values():
+        while self._kept:
+            _, reader = self._kept.popitem()
             reader.close()
-        self._kept = {}
 
 
 # The readers that a worker of Spark keeps from task to task.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -314,11 +315,14 @@ class BatchEvidence:
 
         Reads Spark's stores, and reads the rows that a sink did not need to read.
         """
-        try:
+        with suppress(Forgotten):
             return self._judge()
-        except Forgotten:
-            # It still ran when the stores were read, and has been dropped since.
-            return unknown("the batch")
+        # An execution still ran when the stores were read, and has been dropped since. Read again, they show that some
+        # are missing.
+        with suppress(Forgotten):
+            return self._judge()
+        failed = (each.error for each in self._evidence.values() if each.error is not None)
+        return next(failed, unknown("the batch"))
 
     def _judge(self) -> BaseException | None:
         finder = self._finder = ActionFinder(self._executions.ran())
