@@ -35,7 +35,7 @@ STARTS_SERVER = {"server_process", "server_process_of_module", "lasting_server"}
 PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 
-# The day in `make test-long`, of which each of two days runs half of the cases of a long test; else unset.
+# The number of the day, set by `make test-long`: each of two days runs half of the long tests. Unset, all of them run.
 DAY = os.environ.get("ACKER_TESTS_OF_DAY", "")
 
 
@@ -58,19 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if at % sampled.args[0]:
             item.add_marker(pytest.mark.long)
     if DAY:
-        of_another_day = _of_another_day(items, int(DAY))
+        long = [item for item in items if item.get_closest_marker("long")]
+        of_another_day = set(long[(int(DAY) + 1) % 2 :: 2])
         config.hook.pytest_deselected(items=of_another_day)
         items[:] = [item for item in items if item not in of_another_day]
-
-
-def _of_another_day(items: list[pytest.Item], day: int) -> set[pytest.Item]:
-    """Return every other case of each test that has several long ones."""
-    by_test: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("long"):
-            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    several = [cases for cases in by_test.values() if len(cases) > 1]
-    return {item for cases in several for at, item in enumerate(cases) if (at + day) % 2}
 
 
 @pytest.fixture
