@@ -16,7 +16,7 @@ from tests.simulation.shrink import shrunk
 from tests.simulation.world import simulate
 
 # The number of seeds that `make test` simulates, in a few seconds.
-QUICK_SEEDS = 20
+QUICK_SEEDS = 12
 SEEDS = 300
 PARTS = 6
 
