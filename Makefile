@@ -72,7 +72,7 @@ test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not (slow or long or kafka or jvm or process)" -n 4 --dist worksteal $(FAST) $(ARGS)
 
 test-long: $(READY)
-	@$(WITH_SPARK) ACKER_TESTS_OF_DAY=$(if $(ARGS),,$$(($$(date +%s) / 86400))) \
+	@$(WITH_SPARK) TESTS_OF_DAY=$(if $(ARGS),,$$(($$(date +%s) / 86400))) \
 		$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 --durations=40 $(ARGS)
 	@test -n "$(ARGS)" || .ci/matrix run "$$(.ci/matrix today)"
 

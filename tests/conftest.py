@@ -36,7 +36,7 @@ PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 
 # The number of the day, set by `make test-long`: each of two days runs half of the long tests. Unset, all of them run.
-DAY = os.environ.get("ACKER_TESTS_OF_DAY", "")
+DAY = os.environ.get("TESTS_OF_DAY", "")
 
 
 @pytest.hookimpl(tryfirst=True)
