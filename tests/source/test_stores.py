@@ -352,7 +352,7 @@ def test_an_object_that_is_removed_is_let_go_once_it_is_done_and_before_that_it_
     tail = Followed(f"s3://{bucket}/in/*{server.query}", block_bytes=4)
     assert values_in(tail.driven.slices(tail.driven.parts.add_parts(tail.input.plan(1, 1).parts))) == ["one"]
     server.client.delete_object(Bucket=bucket, Key="in/a.txt")
-    # What has been read ahead by now may be planned, and a task does not find it.
+    # The source may have read lines ahead before that. Then it plans them, and the task does not find the object.
     with pytest.raises(InputChanged, match=r"in/a\.txt cannot be read \(it is not there\): bring it back"):
         values_in(tail.driven.slices(tail.look()))
     server.put(bucket, "in/a.txt", "one\n" * 3_000_000)

@@ -179,11 +179,7 @@ class KafkaInput:
     def revoke(self, partitions: Sequence[str]) -> None:
         self._is_shared = True
         self._commit_pending()
-        gone = [self._at_of(partition) for partition in partitions]
-        for at in gone:
-            for kept in (self._logs, self._unadmitted, self._pending):
-                kept.pop(at, None)
-        self._forget(gone)
+        self._forget([self._at_of(partition) for partition in partitions])
 
     def pause(self, partitions: Collection[str]) -> None:
         self._paused = frozenset(partitions)
@@ -455,12 +451,13 @@ class KafkaInput:
         ]
         for at in gone:
             log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
-            del self._logs[at]
-            self._pending.pop(at, None)
         self._forget(gone)
         self._deleted += gone
 
     def _forget(self, gone: Sequence[At]) -> None:
+        for at in gone:
+            for kept in (self._logs, self._unadmitted, self._pending):
+                kept.pop(at, None)
         self._connected.forget_commits(gone)
         self._keyless -= set(gone)
 

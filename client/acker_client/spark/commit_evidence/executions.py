@@ -141,7 +141,7 @@ class Ran:
 class Execution:
     """One SQL execution in Spark's store. Properties that depend on its end wait until Spark has recorded the end.
 
-    ``data``: its record when the store was read. What is read later raises ``Forgotten`` if Spark has dropped it.
+    ``data``: its record when the store was read. A later read raises ``Forgotten`` if Spark has dropped the execution.
     """
 
     def __init__(self, stores: Stores, data: Record) -> None:

@@ -62,9 +62,9 @@ class Sink(Generic[Args, Value]):
         """Run the function on ``df`` without its tracking columns, and return its result."""
         plan.refuse_other_frames(df, f"sink {self.name!r}")
         own = fusing.applied_to(df)
-        is_cached = self._keep_cached(df, own)
+        self._keep_cached(df, own)
         upstream = plan.guard(df, self.name, kind="sink")
-        applied = fusing.arriving(df, upstream) if own is None or is_cached else own
+        applied = fusing.arriving(df, upstream) if own is None or df.is_cached else own
         self._check_batches(applied.batches)
         chain = applied.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
@@ -104,15 +104,13 @@ class Sink(Generic[Args, Value]):
         """Return the step that tasks of this sink run. ``pins``: the servers on which the rows' roots are placed."""
         return SinkStep(self.name)
 
-    def _keep_cached(self, df: DataFrame, applied: fusing.AppliedChain | None) -> bool:
-        """Cache ``df`` for the batch if the user asked for it or an earlier batch evaluated it repeatedly. Return
-        whether it is cached."""
+    def _keep_cached(self, df: DataFrame, applied: fusing.AppliedChain | None) -> None:
+        """Cache ``df`` for the batch if the user asked for it or an earlier batch evaluated it repeatedly."""
         if self._cache is False or df.is_cached:
-            return df.is_cached
+            return
         batches: Any = applied.batches if applied else plan.inspect(df, f"sink {self.name!r}").batches
         if self._cache or any(batch.once.must_cache("sink", self.name) for batch in batches):
             batches[0].keep_cached(df)
-        return df.is_cached
 
 
 @dataclass(frozen=True, slots=True, eq=False)
