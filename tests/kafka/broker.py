@@ -101,8 +101,8 @@ class RealKafka:
         self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(self._settings)).wait()
         self.start()
         self.admin = admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        # One request at a time: a retry, which a new topic may need, must not change the order of records.
-        self._producer = Producer({"bootstrap.servers": self.servers, "max.in.flight": 1, "log_level": 0})
+        # Only idempotence keeps the order of records over a retry, which a new topic may need.
+        self._producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "log_level": 0})
 
     def start(self) -> None:
         """Start the broker, or start it again with its data. Returns when it answers."""

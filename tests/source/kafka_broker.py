@@ -19,6 +19,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from acker_testing import standstill
 
 PARTITIONS = 4
+# Only idempotence keeps the order of records over a retry.
+PRODUCER = {"enable.idempotence": True, "linger.ms": 1, "log_level": 0}
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,7 +34,7 @@ class MockKafka:
         )
         assert self.process.stdout is not None
         self.servers = self.process.stdout.readline().strip()
-        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1, "log_level": 0})
+        self._producer = Producer({**PRODUCER, "bootstrap.servers": self.servers})
         self._topics = 0
 
     def __enter__(self) -> Self:
