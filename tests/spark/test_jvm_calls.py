@@ -15,7 +15,7 @@ from py4j.protocol import MEMORY_COMMAND_NAME
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from acker_client.source import Batch, Files
+from acker_client.source import Batch, Files, tracked
 from acker_client.spark import Refused, operator, sink
 from acker_client.spark.commit_evidence.acked import is_planned
 from acker_client.spark.commit_evidence.executions import BUS_WAIT_MS
@@ -26,7 +26,7 @@ from tests.spark.live_batch import LiveBatch
 
 pytestmark = pytest.mark.jvm
 
-CALLS_MAX = 100
+CALLS_MAX, MICRO_BATCH_CALLS_MAX = 100, 180
 SCHEMAS: list[str | StructType] = [
     "word string",
     "id bigint not null, `a.b` int, at timestamp, day date, price decimal(10,2)",
@@ -83,6 +83,20 @@ def test_a_batch_of_a_file_makes_at_most_100_calls_into_the_jvm(
     calls = [stop - start for start, stop in itertools.pairwise(at)]
     # The first batch also asks for what does not change in a run.
     assert max(calls[1:]) <= CALLS_MAX, calls
+
+
+def test_a_micro_batch_makes_at_most_180_calls_into_the_jvm(
+    connected: SparkSession, tmp_path: Path, commands: list[str]
+) -> None:
+    df = connected.range(100).selectExpr("cast(id as string) as value")
+    job, calls = tracked(lambda batch: save(batch.df.transform(words), str(tmp_path / "out")), name="counted"), []
+    for number in range(3):
+        gc.collect()
+        before = len(commands)
+        job(df, number)
+        calls.append(len(commands) - before)
+
+    assert max(calls[1:]) <= MICRO_BATCH_CALLS_MAX, calls
 
 
 def test_spark_plans_neither_the_source_nor_an_operator_that_the_sink_joins(connected: SparkSession) -> None:

@@ -7,6 +7,7 @@ row's digest, ``anchoring.pages`` checks pages of rows, and ``operators`` read t
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from acker_client.spark import compat
 from acker_client.spark.anchoring.anchors import Positions
@@ -73,26 +73,27 @@ class Persisted:
         return self._df.toDF(*self._names).selectExpr("*", f"monotonically_increasing_id() as {PLACE}")
 
     def _count_pages(self) -> Pages:
-        # Uses expressions as text, because each Python function costs half a dozen calls to the JVM.
         digests = self._placed.selectExpr(f"{PAGE_OF_PLACE} as {PAGE}", f"{self._digest} as {DIGEST}")
-        grouped = digests.groupBy(PAGE).agg(F.expr("count(1) as rows"), F.expr(f"bit_xor({DIGEST}) as {DIGEST}"))
-        # There are few rows, in as many shuffle partitions as the user's own work needs, so one task reads them all.
-        whole = grouped.coalesce(1)
+        # Names instead of expressions, because each Python function of Spark costs half a dozen calls to the JVM.
+        grouped = digests.groupBy(PAGE).agg({"*": "count", DIGEST: "bit_xor"})
+        page = f"struct({PAGE} as id, `count(1)` as rows, `bit_xor({DIGEST})` as digest)"
+        # There are few pages, in as many shuffle partitions as the user's own work needs, so one task reads them all.
+        # They come as one text: `toArrow` would open a socket, and make two dozen calls.
+        whole = grouped.coalesce(1).selectExpr(f"to_json(array_sort(collect_list({page})))")
+        java: Any = whole._jdf
         if self._is_kept:
             # With AQE, persisting the rows would be a job of its own, and another job would read them again. The
             # frame itself was planned with the user's settings when it was persisted.
             with _planning(self.spark, ADAPTIVE):
-                execution: Any = whole._jdf.queryExecution()
-                execution.executedPlan()
-        counted = whole.toArrow()
-        ids, rows, found = (counted.column(name).to_numpy() for name in (PAGE, "rows", DIGEST))
-        order = np.argsort(ids)
-        return Pages(ids[order], rows[order], found[order].view(np.uint64))
+                java.queryExecution().executedPlan()
+        counted = json.loads(java.collectAsList().get(0).getString(0))
+        ids, rows, found = (np.array([each[name] for each in counted], np.int64) for name in ("id", "rows", "digest"))
+        return Pages(ids, rows, found.view(np.uint64))
 
     @property
     def _is_kept(self) -> bool:
-        level = self._df.storageLevel
-        return bool(level.useMemory or level.useDisk)
+        java: Any = self._df._jdf
+        return bool(java.storageLevel().isValid())
 
     @property
     def _names(self) -> list[str]:
