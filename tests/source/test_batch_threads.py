@@ -11,6 +11,7 @@ import pytest
 from acker_client.source import Batch, Retry, SourceError
 from acker_client.source.engine.environment import Blame
 from acker_client.source.engine.run import Run
+from acker_client.source.engine.server_batches import NoRoom, ServerBatches
 from acker_testing import new_shard
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
@@ -227,6 +228,43 @@ def test_a_run_of_batches_at_once_ends_on_a_server_with_room_for_one(cluster: Cl
     cluster.server.shard = new_shard(max_pending=8)
     summary = source(cluster, 40).run(NO_SPARK, save_all)
     assert (summary.acked, summary.replayed, summary.open) == (40, 0, 0)
+
+
+def test_a_pause_after_broken_batches_does_not_end_the_run_before_a_batch_without_room(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = ServerBatches.reserve_batch
+
+    def one_at_a_time(self: ServerBatches, *args: Any, waits: bool, **options: Any) -> Any:
+        if not waits:
+            raise NoRoom
+        return reserve(self, *args, waits=waits, **options)
+
+    monkeypatch.setattr(ServerBatches, "reserve_batch", one_at_a_time)
+    summary = source(cluster, 30, batch_records=2, retry=Retry(3)).run(NO_SPARK, breaking(lambda row: True))
+    assert (summary.dead_lettered, summary.open) == (30, 0)
+
+
+def test_a_clean_up_that_fails_replaces_no_error_and_settles_the_other_batches(cluster: Cluster) -> None:
+    started = threading.Barrier(3, timeout=WAIT_S)
+
+    class Listener(Log):
+        def on_fail(self, failed: Any, why: Any) -> None:
+            raise ZeroDivisionError("in the listener")
+
+    def process(batch: Batch) -> None:
+        started.wait()
+        if batch.number == 1:
+            raise NameError("the program's mistake")
+        if batch.number == 2:
+            raise ValueError("cancelled")
+        save_all(batch)
+
+    environment = replace(cluster.environment(), blame=lambda error: Blame.CODE)
+    run = source(cluster, 15, environment=environment, concurrency=3, listener=Listener())
+    with pytest.raises(NameError):
+        run.run(NO_SPARK, process)
+    assert run.summary().acked == 5
 
 
 def test_concurrency_is_refused_with_advice_for_loops_groups_and_zero(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from acker_client import Verdict
@@ -39,7 +40,7 @@ def source(cluster: Cluster, **options: Any) -> LogSource:
 
 
 def test_a_policy_is_asked_about_each_failed_try_and_decides_when_the_next_one_is(cluster: Cluster) -> None:
-    policy, letters, emitted = Policy([10.0, 5]), MemoryLetters(), list[tuple[float, list[int]]]()
+    policy, letters, emitted = Policy([10.0, np.int64(5)]), MemoryLetters(), list[tuple[float, list[int]]]()
 
     class Clocked(Log):
         def on_emit(self, batch: int, each: Any, is_replay: bool) -> None:

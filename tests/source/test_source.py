@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,17 @@ import pytest
 from acker_client import AckerClient
 from acker_client.cluster.watched import WatchResult
 from acker_client.pins import Pin
-from acker_client.source import Batch, Broken, Emissions, Files, Listener, Retry, SourceError, TooManyDeadLetters
+from acker_client.source import (
+    Batch,
+    Broken,
+    Committed,
+    Emissions,
+    Files,
+    Listener,
+    Retry,
+    SourceError,
+    TooManyDeadLetters,
+)
 from acker_client.source.engine.environment import Blame
 from acker_client.source.engine.outcomes import LOOK_S
 from acker_client.source.files.input import FileInput
@@ -25,6 +35,7 @@ from acker_client.source.records.retry import PIECES
 from acker_protocol.messages import Cause, Outcomes, Verdict
 from tests.source.disks import full
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, failing, frame_of, save_all
+from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters, log_of
 
 TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
 QUICK = Retry(max_retries=3, initial_s=1, cap_s=8)
@@ -320,6 +331,36 @@ def test_a_sink_whose_exception_was_swallowed_abandons_the_batch(cluster: Cluste
             frame_of(batch).evidence.error = OSError("the write failed at its commit")
     summary = source.summary()
     assert (summary.lost, summary.replayed, summary.acked) == (2, 2, 2)
+
+
+def test_replays_of_a_partition_that_the_plan_revokes_are_not_emitted(cluster: Cluster) -> None:
+    log, checkpoint = log_of(a=5, b=20), MemoryCheckpoint()
+    fail = failing(lambda row: row.value in ("a2", "a3"))
+
+    def process(batch: Batch) -> None:
+        fail(batch)
+        if batch.number == 1:
+            log.revoked = ["a"]
+
+    retry = Retry(1, initial_s=0.0)
+    asked = LogSource(log, environment=cluster.environment(), batch_records=10, retry=retry, checkpoint=checkpoint)
+    summary = asked.run(NO_SPARK, process)
+    assert (summary.acked, summary.revoked, summary.replayed, summary.open) == (23, 2, 0, 0)
+    assert checkpoint.saved["a"].done.prefix == 2
+
+
+def test_an_exception_that_is_false_as_a_condition_acks_no_record(cluster: Cluster) -> None:
+    class Problems(Exception):
+        def __len__(self) -> int:
+            return 0
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        raise Problems
+
+    given: dict[str, Any] = {"max_dead_share": 1.0, "retry": Retry(1), "dead_letters": MemoryLetters()}
+    summary = LogSource(log_of(a=3), environment=cluster.environment(), **given).run(NO_SPARK, process)
+    assert (summary.acked, summary.dead_lettered) == (0, 3)
 
 
 @pytest.mark.long
@@ -912,6 +953,35 @@ def test_a_source_runs_once_at_a_time_and_may_run_again(cluster: Cluster) -> Non
     assert source.run(NO_SPARK, save_all).acked == 1
 
 
+def test_a_run_that_is_refused_does_not_undo_a_stop(cluster: Cluster) -> None:
+    asked = LogSource(log_of(a=20), environment=cluster.environment(), batch_records=5)
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        asked.stop()
+        with pytest.raises(SourceError, match="is running already"):
+            asked.run(NO_SPARK, process)
+
+    assert asked.run(NO_SPARK, process).batches == 1
+
+
+@pytest.mark.parametrize("interrupted", [KeyboardInterrupt(), OSError("once")])
+def test_a_checkpoint_whose_write_was_interrupted_is_written_at_the_end(
+    cluster: Cluster, interrupted: BaseException
+) -> None:
+    class Store(MemoryCheckpoint):
+        def save(self, committed: Mapping[str, Committed]) -> None:
+            if "a" in self.saved and failures:
+                raise failures.pop()
+            super().save(committed)
+
+    checkpoint, failures = Store(), [interrupted]
+    asked = LogSource(log_of(a=20), environment=cluster.environment(), batch_records=5, checkpoint=checkpoint)
+    with pytest.raises(type(interrupted)):
+        asked.run(NO_SPARK, save_all)
+    assert checkpoint.saved["a"].done.prefix == 10
+
+
 def test_a_source_that_cannot_start_releases_its_checkpoint(cluster: Cluster) -> None:
     source = cluster.source(checkpoint=cluster.folder / "c")
     for _ in range(2):
@@ -954,6 +1024,8 @@ def test_the_files_that_a_source_writes_are_no_input_of_it(cluster: Cluster) -> 
         ({"checkpoint": "missing/c"}, "its directory does not exist"),
         ({"dead_letters": "missing/deeper/dead"}, "its directory does not exist"),
         ({"checkpoint": "."}, "is a directory"),
+        ({"checkpoint": MemoryCheckpoint}, "checkpoint=<class .*: give the path of a file, or a CheckpointStore"),
+        ({"dead_letters": MemoryLetters}, "dead_letters=<class .*: give .* or a DeadLetterStore"),
         ({"checkpoint": "dbfs:/mnt/c"}, "is a URL that nothing is written to: write '/dbfs/mnt/c', where"),
         ({"dead_letters": "ftp://host/dead"}, "is a URL that nothing is written to: known are s3://, gs://, abfs://"),
         ({"checkpoint": "gs://bucket/c"}, "gs://bucket/c': a checkpoint needs writes that depend on what they replace"),

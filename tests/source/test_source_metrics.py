@@ -18,6 +18,7 @@ from tests.deploy.prometheus import tool
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 from tests.source.kafka_broker import MockKafka
 from tests.source.kinesis_twin import TwinKinesis
+from tests.source.logs import LogSource, log_of
 from tests.source.test_kinesis_source import TwinSource
 
 
@@ -100,6 +101,14 @@ def test_each_partition_of_kafka_has_gauges_that_agree_with_the_broker(
     offsets = {(topic, str(number)): float(offset) for number, (offset, _) in kafka.committed(topic, topic).items()}
     after = generate_latest(registry).decode()
     assert partitions(after, "acker_source_partition_committed") == offsets
+
+
+def test_the_collectors_of_several_sources_share_a_registry(cluster: Cluster) -> None:
+    registry = CollectorRegistry(auto_describe=True)
+    for name in ("one", "two"):
+        registry.register(LogSource(log_of(a=1), name=name, environment=cluster.environment()).collector())
+    for name in ("one", "two"):
+        assert registry.get_sample_value("acker_source_open_records", {"source": name}) == 0.0
 
 
 def test_shards_have_the_gauges_that_fit_them_and_files_have_none(cluster: Cluster) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from acker_client.clean_up import CleanUp
 from acker_client.source.engine.batch import Batch
 from acker_client.source.engine.outcomes import LOOK_S
 from acker_client.source.engine.run import Run
@@ -52,8 +53,10 @@ class BatchThreads:
             for batch in self._working:
                 cancel_jobs(batch)
             self._next_ended(AGAIN_S)
-        for batch in self._open:
-            self._run.abandon_batch(batch, "the run ended before the batch did")
+        steps = CleanUp()
+        for batch in reversed(self._open):
+            steps.add(partial(self._run.abandon_batch, batch, "the run ended before the batch did"))
+        steps.__exit__(kind, error, at)
 
     def advance(self) -> None:
         """Open batches up to ``concurrency``, and settle the next batch whose work ends. Waits for that at most

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from acker_client.source.engine.options import Options, checkpoint_store
-from acker_client.source.errors import Fenced
+from acker_client.source.errors import Fenced, SourceError
 from acker_client.source.records.guarantee import Guarantee
 from acker_client.source.records.input import Answered, Committed, Input
 from acker_client.source.records.parts import Parts
@@ -124,17 +124,23 @@ class Checkpointing:
         begun_s = clock()
         self._due_s = begun_s + self._options.commit_interval_s
         unsaved, self._unsaved = self._unsaved, set()
-        for partition in sorted(unsaved):
-            done = self._done(parts, partition)
-            answered = parts.answered.get(partition, Answered())
-            self._committed[partition] = Committed(done, self._input.mark(partition, done), answered)
         try:
+            for partition in sorted(unsaved):
+                done = self._done(parts, partition)
+                answered = parts.answered.get(partition, Answered())
+                self._committed[partition] = Committed(done, self._input.mark(partition, done), answered)
             self._store.save(self._committed)
         except Fenced as fenced:
             if self._options.group is None:
                 raise
             log.warning("%s", fenced)
             return fenced.partitions
+        except SourceError:
+            # The store has waited, so another try at the end of the run would only wait again.
+            raise
+        except BaseException:
+            self._unsaved |= unsaved
+            raise
         finally:
             self._pause(begun_s, clock())
         return ()

@@ -18,6 +18,7 @@ from acker_client.source.records.by_reason import by_reason
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.in_flight import Failures, InFlight
 from acker_client.source.records.parts import Lookup
+from acker_client.source.records.progress import counted
 from acker_client.source.records.reasons import split_reason
 from acker_client.source.records.stores import DeadLetterStore, SparkDeadLetterStore
 from acker_client.source.records.tracker import RecordNumbers
@@ -92,8 +93,9 @@ class DeadLettering:
         spent, self._queued = Failures.joined(self._queued), []
         if self._letters is None:
             raise SourceError(
-                f"{_records(len(spent))} spent all retries, and there is nowhere to put them: give the source"
-                f" dead_letters='dead.jsonl', or fix what fails\n{self._reasons_of(spent)}\n{NOTHING_LOST}"
+                f"{counted(len(spent), 'record has', 'records have')} spent all retries, and there is nowhere to put"
+                f" them: give the source dead_letters='dead.jsonl', or fix what fails\n{self._reasons_of(spent)}\n"
+                f"{NOTHING_LOST}"
             )
         self._check_share(spent, self._letters)
         self._letters.write(self._letters_of(spent, now_s))
@@ -149,10 +151,6 @@ class DeadLettering:
 
     def _index_of(self, record: int) -> int:
         return bisect_right(self._first_emitted, (record, float("inf"))) - 1
-
-
-def _records(count: int) -> str:
-    return "1 record has" if count == 1 else f"{count} records have"
 
 
 def _earlier(count: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict
 
+import numpy as np
 import pyarrow as pa
 
 from acker_client.cluster.registration import check_seconds
@@ -279,7 +280,7 @@ class Options:
     def _check_paths(self) -> None:
         for option, store in (("checkpoint", CheckpointStore), ("dead_letters", DeadLetterStore)):
             path = getattr(self, option)
-            if path is None or isinstance(path, store):
+            if path is None or (isinstance(path, store) and not isinstance(path, type)):
                 continue
             if not isinstance(path, Path):
                 either = "the path of a file, 'log', a function" if option == "dead_letters" else "the path of a file"
@@ -353,5 +354,5 @@ def _beside(checkpoint: Path) -> tuple[Path, Path]:
 
 
 def _check_count(option: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{option}={value!r}: give a whole number, at least 1")

@@ -24,6 +24,7 @@ from acker_client.source.engine.upstream import UpstreamTrees
 from acker_client.source.engine.watcher import Watching
 from acker_client.source.records.in_flight import Effects, Failures, InFlight, excusing
 from acker_client.source.records.parts import Lookup
+from acker_client.source.records.progress import counted
 from acker_client.source.records.tracker import RecordNumbers
 from acker_protocol.ids import Column
 from acker_protocol.messages import Cause, Outcomes
@@ -190,7 +191,7 @@ class RunOutcomes:
             self._fail_upstream(spent)
             self._listeners.report_dropped(spent)
             self._in_flight.let_go(spent.records)
-            records = "1 record" if len(spent) == 1 else f"{len(spent)} records"
+            records = counted(len(spent), "record")
             log.warning("%s not acked, and not tried again: %s", records, shorten(spent.reason(0)))
         elif len(spent):
             self._dead_lettering.queue(spent)

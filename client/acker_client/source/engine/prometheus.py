@@ -72,6 +72,10 @@ class SourceCollector(Collector):
         self._summary = summary
         self._states = states
 
+    def describe(self) -> Iterable[Metric]:
+        """Name no metrics, because a registry refuses a second collector that names the same ones."""
+        return ()
+
     def collect(self) -> Iterable[Metric]:
         summary = self._summary()
         for field, (name, text) in COUNTERS.items():

@@ -45,7 +45,7 @@ class AskPolicy:
             raise _wrong(f"raised {shorten(error)}", attempts, verdict, origin) from error
         if answer is None:
             return math.nan
-        if isinstance(answer, bool) or not isinstance(answer, int | float) or not 0 <= answer < math.inf:
+        if isinstance(answer, bool) or not isinstance(answer, int | float | np.number) or not 0 <= answer < math.inf:
             raise _wrong(f"returned {answer!r}", attempts, verdict, origin)
         return float(answer)
 

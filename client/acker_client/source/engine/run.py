@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -302,7 +303,7 @@ class Run:
                     return self._try_to_open(replays, new)
             if self._batches.open_batches:
                 return None
-            if self._in_flight.is_over and self._partitions.is_read:
+            if self._unopened is None and self._in_flight.is_over and self._partitions.is_read:
                 break
             self._wait(now)
         if self._batches.open_batches:
@@ -324,7 +325,9 @@ class Run:
         """Return the replays and new records of the next batch."""
         replays = self._in_flight.take_replays(now, self._size.records) or NO_REPLAYS
         room = 0 if replays.depth else self._size.records - len(replays.records)
-        return replays, self._partitions.plan_records(room, self._tasks)
+        new = self._partitions.plan_records(room, self._tasks)
+        # The plan may have revoked partitions of the replays.
+        return replace(replays, records=self._in_flight.tracker.open_among(replays.records)), new
 
     def make_frame(self, batch: Batch) -> None:
         """Make the frame of a batch, in the thread that works on it."""

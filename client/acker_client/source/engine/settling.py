@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from functools import partial
 
+from acker_client.clean_up import CleanUp
 from acker_client.error_text import shorten
 from acker_client.source.engine.batch import Batch
 from acker_client.source.engine.batches import Batches
@@ -61,8 +63,10 @@ class Settling:
     def judge_work(self, batch: Batch, error: BaseException | None = None) -> None:
         """Find out whether the work on a batch is done. An ``error``, an exception in a sink or missing evidence means
         that it is not. Call it in the thread that worked on the batch."""
-        evidence = batch.evidence
-        batch.error = error or batch.error or (None if evidence is None else evidence.judge())
+        # Compared with None, because an exception of the user's may count as false.
+        batch.error = batch.error if error is None else error
+        if batch.error is None and batch.evidence is not None:
+            batch.error = batch.evidence.judge()
         # Must come after `evidence.judge`, which may run a job.
         self._batches.stop_timeout(batch)
         batch.is_judged = True
@@ -150,8 +154,10 @@ class Settling:
         )
         self._was_without_evidence = blame is Blame.EVIDENCE
         if is_hopeless:
-            self._finish_batch(batch, self._server_batches.abandon_at_servers(batch.number), is_last=True)
-            raise error
+            with CleanUp() as steps:
+                is_settled = self._server_batches.abandon_at_servers(batch.number)
+                steps.add(partial(self._finish_batch, batch, is_settled, is_last=True))
+                raise error
 
     def _finish_batch(self, batch: Batch, is_settled: bool, *, is_last: bool = False) -> None:
         """Give every root of the batch exactly one outcome, and schedule retries when the batch failed.
@@ -193,7 +199,7 @@ class Settling:
         # A batch of one record does not count: that record goes to the dead letters, which have a limit of their own.
         self._broken_in_a_row += batch.records > 1
         if self._broken_in_a_row >= BROKEN_MAX:
-            last = shorten(batch.error) if batch.error else ""
+            last = "" if batch.error is None else shorten(batch.error)
             raise Broken(
                 f"{self._broken_in_a_row} batches in a row failed as a whole, the last with {last!r}: check what they"
                 " compute or write to, and start again; nothing is lost, what is not done is read again"

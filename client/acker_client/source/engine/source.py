@@ -169,8 +169,8 @@ class _Running:
         self._streams = streams
 
     def __enter__(self) -> Run:
-        self._source._is_stopping = False
         run = self._source._new_run(self._spark, self._streams)
+        self._source._is_stopping = False
         run.__enter__()
         self._source._run, self._source._is_running = run, True
         return run

@@ -23,14 +23,12 @@ BLOCK = 1 << 16
 class Window(Generic[Scalar]):
     """Values of ``dtype`` for the numbers ``start <= number < stop``."""
 
-    __slots__ = ("_fill", "_first", "_room", "start", "stop")
+    __slots__ = ("_first", "_room", "start", "stop")
 
-    def __init__(self, dtype: type[Scalar], *, fill: int = 0, start: int = 0) -> None:
-        self._room: Array[Scalar] = np.full(ROOM_MIN, fill, dtype)
-        self._fill = fill
+    def __init__(self, dtype: type[Scalar]) -> None:
+        self._room: Array[Scalar] = np.zeros(ROOM_MIN, dtype)
         self._first = 0  # index in `_room` of the value of `start`
-        self.start = start
-        self.stop = start
+        self.start = self.stop = 0
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -45,13 +43,13 @@ class Window(Generic[Scalar]):
         return self._room.nbytes
 
     def extend(self, stop: int) -> Array[Scalar]:
-        """Grow to ``stop`` and return a view of the new values, which hold the fill value."""
+        """Grow to ``stop`` and return a view of the new values, which are 0."""
         new = max(0, stop - self.stop)
         if self._first + len(self) + new > len(self._room):
             self._reallocate(len(self) + new)
         self.stop += new
         fresh = self._room[self._first + len(self) - new : self._first + len(self)]
-        fresh[:] = self._fill
+        fresh[:] = 0
         return fresh
 
     def forget_below(self, below: int) -> None:
