@@ -52,6 +52,16 @@ class Tail:
         return dict(self.driven.committed())
 
 
+def rotate_keeping_two(folder: Path) -> None:
+    """Rotate like logrotate with `rotate 2` on ext4: the new app.log gets the inode of the file that was removed."""
+    oldest, spare = folder / "app.log.2", folder / "spare"
+    if oldest.exists():
+        oldest.rename(spare)
+    rotate(folder)
+    spare.write_text("")
+    spare.rename(folder / "app.log")
+
+
 def rotate(folder: Path) -> None:
     """Rotate like logrotate with `create`: app.log becomes app.log.1, and app.log.1 becomes app.log.2."""
     names = sorted(folder.glob("app.log*"), key=lambda path: -int(path.suffix[1:] if path.suffix != ".log" else 0))
@@ -224,6 +234,39 @@ def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path:
     (tmp_path / "app.log.1").rename(tmp_path / "app.log")
     (tmp_path / "app.log").write_text("new\n")
     assert [tail.new(), tail.new()] == [["new"], []]
+
+
+def test_a_restart_after_any_number_of_rotations_with_the_same_inodes_reads_each_line_once(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("")
+    tail = Tail(f"{tmp_path}/app.log*")
+    for day in range(6):
+        lines = [f"day {day}, line {number}" for number in range(6 - day)]
+        with log.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        before = dict(tail.driven.committed())
+        assert tail.new() == lines
+        after = tail.finish_all()
+        assert Tail(f"{tmp_path}/app.log*", before).new() == lines
+        assert Tail(f"{tmp_path}/app.log*", after).new() == []
+        rotate_keeping_two(tmp_path)
+        assert [tail.new(), tail.new(), tail.new()] == [[], [], []]
+
+
+def test_a_file_that_is_gone_never_takes_over_another_known_file_that_begins_like_it(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    tail = Tail(f"{tmp_path}/app.log*")
+    for lines in ("", "one\ntwo\n", "three\n"):
+        rotate(tmp_path)
+        log.write_text(f"header\n{lines}")
+        tail.look()
+    committed = tail.finish_all()
+    (tmp_path / "app.log.2").unlink()
+    again = Tail(f"{tmp_path}/app.log*", committed)
+    assert again.new() == []
+    rotate(tmp_path)
+    log.write_text("header\nfour\n")
+    assert [again.new(), again.new()] == [["header", "four"], []]
 
 
 def test_a_line_that_nothing_ends_of_a_file_that_was_renamed_between_two_runs_is_read_as_it_is(tmp_path: Path) -> None:

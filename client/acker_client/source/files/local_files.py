@@ -54,18 +54,20 @@ class Listing:
             listing.by_inode.setdefault(inode, []).append(found.path)
         return listing
 
-    def locate(self, file: LineFile, inode: int, others: Container[int | None] = ()) -> Found | None:
+    def locate(
+        self, file: LineFile, inode: int, known: Container[int | None], *, may_be_here: bool = True
+    ) -> Found | None:
         """Return the current location of ``file``, which has ``inode``; None if it is gone.
 
-        A new file at its path counts as the same file if it begins with all that was read, unless its inode belongs to
-        one of the known ``others``.
+        A new file at its path counts as the same file if it begins with all that was read, unless its inode is among
+        ``known``, the inodes of all known files. ``may_be_here``: whether the file may still be at its path.
         """
         path = file.content.path
-        here = self.by_path.get(path)
+        here = self.by_path.get(path) if may_be_here else None
         paths = self.by_inode.get(inode, [])
-        if path in paths:
+        if here and path in paths:
             return here  # if it does not fit, it was truncated; a later check refuses it
-        replacement = here and (self.inodes[path] not in others) and path
+        replacement = here and (self.inodes[path] not in known) and path
         for candidate in (*paths, self._renamed(path, inode), replacement):
             if candidate and file.fits(LocalContent(candidate)):
                 return self.by_path.get(candidate) or _beside(candidate, file.shown)
@@ -98,10 +100,13 @@ class LocalFiles:
         listing = self._list()
         self._files, self._live, self._missing = {}, {}, {}
         marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
+        # A path or an inode may have had several files. It belongs to the last one of them.
+        paths = {mark.path: partition for partition, mark in marks.items()}
+        inodes = {mark.inode: partition for partition, mark in marks.items()}
         known = {
             found.path: file
             for partition, mark in marks.items()
-            for found, file in self._resume(partition, mark, listing)
+            for found, file in self._resume(partition, mark, listing, paths, inodes)
         }
         for file in self._in_order(known, listing):
             self._live[file.partition] = self._files[file.partition] = file
@@ -110,11 +115,11 @@ class LocalFiles:
         """List the paths again, and find the files that are new, were renamed, or were removed."""
         listing = self._list()
         taken: set[int] = set()
-        others = {_inode_of(file) for file in self._live.values()}
+        known = {_inode_of(file) for file in self._live.values()}
         for file in list(self._live.values()):
             inode = _inode_of(file)
             assert inode is not None
-            now = listing.locate(file, inode, others)
+            now = listing.locate(file, inode, known)
             self._missing[file.partition] = 0 if now else self._missing.get(file.partition, 0) + 1
             if now is None:
                 self._handle_missing(file)
@@ -174,15 +179,25 @@ class LocalFiles:
         check_not_own(files, self._own_files, self._asker, self._paths)
         return Listing.of(files, may_be_gone=self._is_followed)
 
-    def _resume(self, partition: str, mark: FileMark, listing: Listing) -> Iterator[tuple[Found, LineFile]]:
-        """Yield the file of a mark, if the file still exists.
+    def _resume(
+        self,
+        partition: str,
+        mark: FileMark,
+        listing: Listing,
+        paths: Mapping[str, str],
+        inodes: Mapping[int | None, str],
+    ) -> Iterator[tuple[Found, LineFile]]:
+        """Yield the file of a mark, if the file still exists. ``paths``, ``inodes``: the last partition that had each.
 
         Raises ``CheckpointError`` for another file in its place, or if the file was removed before it was done.
         """
         here = listing.by_path.get(mark.path)
         file = line_file(partition, here.shown if here else mark.path, LocalContent(mark.path), mark)
+        self._files[partition] = file
         if mark.inode is not None:
-            here = listing.locate(file, mark.inode)
+            may_be_here = paths[mark.path] == partition
+            is_gone = inodes[mark.inode] != partition
+            here = None if is_gone else listing.locate(file, mark.inode, inodes, may_be_here=may_be_here)
         if here is None:
             if not mark.complete:
                 raise CheckpointError(
@@ -191,7 +206,6 @@ class LocalFiles:
                 )
             # The file is read no more. It keeps its partition name, so that no other file gets this name.
             file.content = LocalContent(mark.path, mark.inode)
-            self._files[partition] = file
             return
         file.move(LocalContent(here.path), here.shown)
         file.check()
