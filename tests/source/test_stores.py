@@ -404,6 +404,20 @@ def test_an_object_that_went_away_half_read_is_refused_at_the_next_start(server:
         lines_input(server, bucket, driven.committed(), "*.txt")
 
 
+def test_an_object_that_ends_with_its_batch_is_complete_once_its_records_are_done(
+    server: S3Server, bucket: str
+) -> None:
+    server.put(bucket, "a.txt", "one\ntwo\n")
+    driven = lines_input(server, bucket)
+    driven.finish(driven.plan(2))
+    assert driven.committed()[f"s3://{bucket}/a.txt"].mark["complete"]
+    assert driven.description == "end of the input (1 file)"
+    server.client.delete_object(Bucket=bucket, Key="a.txt")
+    server.put(bucket, "b.txt", "other\n")
+    again = lines_input(server, bucket, driven.committed(), "*.txt")
+    assert again.values(again.drain()) == [b"other"]
+
+
 # -- outages and errors
 
 

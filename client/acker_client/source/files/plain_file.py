@@ -111,6 +111,9 @@ class PlainFile(BaseFile):
             skipped = max(0, self._begin - self._line)
             block = Block(self._empty_part(), starts[skipped:], stop, self._line + skipped)
             self._line, self._byte = self._line + len(starts), stop
+            if not is_growing and stop >= self._size:
+                # Must come before the yield: a caller with a full batch comes back only when it needs more lines.
+                self.lines = self._line
             if len(block.starts):
                 yield block
         if is_growing:
