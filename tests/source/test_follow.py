@@ -291,6 +291,49 @@ def test_a_file_that_a_longer_copy_of_itself_replaced_is_read_on(tmp_path: Path)
     assert tail.read(first) == ["one"]
 
 
+def test_a_record_of_a_file_that_a_longer_copy_has_just_replaced_is_read_again_before_the_next_listing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    tail = Tail(str(path))
+    first = tail.look(2)
+    slices = tail.driven.slices(first)
+    (tmp_path / "new").write_text("one\ntwo\nthree\nfour\n")
+    (tmp_path / "new").rename(path)
+    with pytest.raises(InputChanged):
+        list(slices[0].read())  # the task fails, and its records are replayed
+    assert tail.read(first) == ["one", "two"]
+    (tmp_path / "new").write_text("one\ntwo\nthree\nfour\nfive\n")
+    (tmp_path / "new").rename(path)
+    assert tail.driven.values(first) == [b"one", b"two"]
+    assert [tail.new(), tail.new()] == [["three", "four", "five"], []]
+
+
+def test_another_file_in_the_place_of_one_that_is_being_read_is_an_error_never_other_records(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    tail = Tail(str(path))
+    first = tail.look(2)
+    (tmp_path / "new").write_text("ONE\nTWO\nTHREE\n")
+    (tmp_path / "new").rename(path)
+    with pytest.raises(InputChanged, match="was removed before its lines were done"):
+        tail.read(first)
+    assert tail.driven.values(first) == [None, None]
+
+
+def test_the_checkpoint_of_a_file_that_a_longer_copy_replaced_knows_each_done_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    tail = Tail(str(path))
+    tail.look()
+    (tmp_path / "new").write_text("one\ntwo\nthree\nfour\n")
+    (tmp_path / "new").rename(path)
+    assert tail.new() == ["four"]
+    tail.driven.finish([1])
+    assert Tail(str(path), tail.driven.committed()).new() == ["one", "three", "four"]
+
+
 def test_a_copy_that_was_seen_under_another_name_before_it_replaced_a_file_is_one_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\n")

@@ -121,7 +121,8 @@ class FileInput:
         return origins_of([(each.part.shown, each.positions + 1) for each in chosen], "line")
 
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
-        found = [original for each in chosen for original in _originals(each, self._files.last_located(each.part))]
+        parts = self._files.last_located([each.part for each in chosen])
+        found = [original for each, now in zip(chosen, parts, strict=True) for original in _originals(each, now)]
         if not isinstance(self.parser, JsonParser):
             return found
         return [replace(original, schema=ddl_of(self.parser.schema)) for original in found]

@@ -91,6 +91,7 @@ class LocalFiles:
         # By partition: all files that may have parts, and the files among them that may have more lines to plan.
         self._files: dict[str, LineFile] = {}
         self._live: dict[str, LineFile] = {}
+        # By partition: how many listings in a row have missed a live file.
         self._missing: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -114,21 +115,11 @@ class LocalFiles:
     def list_again(self) -> None:
         """List the paths again, and find the files that are new, were renamed, or were removed."""
         listing = self._list()
-        taken: set[int] = set()
-        known = {_inode_of(file) for file in self._live.values()}
-        for file in list(self._live.values()):
-            inode = _inode_of(file)
-            assert inode is not None
-            now = listing.locate(file, inode, known)
-            self._missing[file.partition] = 0 if now else self._missing.get(file.partition, 0) + 1
-            if now is None:
-                self._handle_missing(file)
-                continue
-            if now.path != file.content.path:
-                log.info("%s is called %s now, and is read on there", file.shown, now.shown)
-            inode = listing.inodes.get(now.path, inode)
-            file.move(LocalContent(now.path, inode), now.shown)
-            taken.add(inode)
+        gone = self._locate(list(self._live.values()), listing)
+        self._missing = {file.partition: self._missing.get(file.partition, 0) + 1 for file in gone}
+        for file in gone:
+            self._handle_missing(file)
+        taken = {_inode_of(file) for file in self._live.values() if file.partition not in self._missing}
         for path, found in listing.by_path.items():
             if listing.inodes[path] not in taken:
                 file = self._add_new(found, listing)
@@ -138,8 +129,9 @@ class LocalFiles:
     def unplanned(self) -> Iterator[tuple[LineFile, BinaryIO]]:
         """Yield the files that may have lines to plan, each of them open."""
         for file in list(self._live.values()):
-            if not self._missing.get(file.partition):
-                yield file, file.content.open(file.shown)
+            if file.partition in self._missing:
+                continue
+            yield file, file.content.open(file.shown)
 
     def add_part(self, part: LinePart) -> None:
         self._files[part.partition].add_part(part)
@@ -155,14 +147,16 @@ class LocalFiles:
 
         Executors check the content when they read it.
         """
-        return [_present(self.last_located(part)) for part in parts]
+        return [_present(part) for part in self.last_located(parts)]
 
-    def last_located(self, part: LinePart) -> LinePart:
-        """Return the part with the location where its file was last seen."""
+    def last_located(self, parts: Sequence[LinePart]) -> list[LinePart]:
+        """Return the parts with the current location of their files, or the last one of a file that is gone."""
+        partitions = {part.partition for part in parts}
+        left = [file for file in map(self._live.get, partitions) if file is not None and _has_left(file)]
+        if left and self._is_followed:
+            self._locate(left, self._list())
         # A part without a content of its own is of a file that is not followed.
-        if isinstance(part.at, LocalContent) and part.at.inode is not None:
-            return replace(part, at=self._files[part.partition].content)
-        return part
+        return [part if part.at is None else replace(part, at=self._files[part.partition].content) for part in parts]
 
     def progress(self, done: Mapping[str, Ranges]) -> tuple[int, int, str]:
         """Return the number of files, the number of those that are not done, and where the first of these stands."""
@@ -240,6 +234,21 @@ class LocalFiles:
         self._files[partition] = file
         return file
 
+    def _locate(self, files: Sequence[LineFile], listing: Listing) -> list[LineFile]:
+        """Set the current location of files. Returns those of them that are gone."""
+        gone, known = [], {_inode_of(file) for file in self._live.values()}
+        for file in files:
+            inode = _inode_of(file)
+            assert inode is not None
+            now = listing.locate(file, inode, known)
+            if now is None:
+                gone.append(file)
+                continue
+            if now.path != file.content.path:
+                log.info("%s is called %s now, and is read on there", file.shown, now.shown)
+            file.move(LocalContent(now.path, listing.inodes.get(now.path, inode)), now.shown)
+        return gone
+
     def _handle_missing(self, file: LineFile) -> None:
         """Drop a file that several listings have missed. Raises ``InputChanged`` if it was not read to its end."""
         if self._missing[file.partition] < MISSING_MAX:
@@ -263,6 +272,15 @@ def _is_ended(file: LineFile, done: Mapping[str, Ranges]) -> bool:
 
 def _inode_of(file: LineFile) -> int | None:
     return file.content.inode if isinstance(file.content, LocalContent) else None
+
+
+def _has_left(file: LineFile) -> bool:
+    """Return whether a file that may be renamed is not at its path any more."""
+    inode = _inode_of(file)
+    try:
+        return inode is not None and os.stat(file.content.path).st_ino != inode
+    except OSError:
+        return True
 
 
 def _present(part: LinePart) -> LinePart:

@@ -138,8 +138,8 @@ class StoredFiles:
         self._fresh.clear()
         return list(parts)
 
-    def last_located(self, part: LinePart) -> LinePart:
-        return part
+    def last_located(self, parts: Sequence[LinePart]) -> list[LinePart]:
+        return list(parts)
 
     def progress(self, done: Mapping[str, Ranges]) -> tuple[int, int, str]:
         """Return the number of objects, the number of those that are not done, and where the first of these stands."""
