@@ -226,6 +226,20 @@ def test_a_file_that_is_removed_before_its_end_is_an_error(tmp_path: Path) -> No
         tail.look()
 
 
+def test_a_file_that_is_removed_once_it_is_read_is_let_go_also_while_an_earlier_file_has_lines_left(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    (tmp_path / "b.log").write_text("two\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    assert tail.new() == ["one", "two"]
+    with (tmp_path / "a.log").open("a") as file:
+        file.write("three\nfour\n")
+    assert tail.new(1) == ["three"]
+    (tmp_path / "b.log").unlink()
+    assert [tail.new(), tail.new(), tail.new(), tail.new()] == [["four"], [], [], []]
+
+
 def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "app.log.1").write_text("old\n")
     tail = Tail(f"{tmp_path}/app.log*")

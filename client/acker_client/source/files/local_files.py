@@ -131,7 +131,13 @@ class LocalFiles:
         for file in list(self._live.values()):
             if file.partition in self._missing:
                 continue
-            yield file, file.content.open(file.shown)
+            try:
+                opened = file.content.open(file.shown)
+            except InputChanged:
+                if not (_has_left(file) and file.is_read()):
+                    raise
+                continue  # the next listing finds a copy of it, or counts it as missing
+            yield file, opened
 
     def add_part(self, part: LinePart) -> None:
         self._files[part.partition].add_part(part)
