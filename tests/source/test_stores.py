@@ -394,6 +394,20 @@ def test_a_checkpoint_reads_nothing_and_a_restart_begins_at_the_first_record_tha
     assert first.start == 137
 
 
+def test_each_of_several_restarts_reads_exactly_the_lines_of_an_object_that_are_not_done(
+    server: S3Server, bucket: str
+) -> None:
+    server.put(bucket, "a.txt", "".join(f"{k}\n" for k in range(20)))
+    left, committed = set(range(20)), None
+    for done in ({0, 1, 2, 5}, {3, 4, 13}, {6, 7, 19}, {8, 15}):
+        driven = lines_input(server, bucket, committed)
+        records = driven.drain()
+        values = [int(value) for value in driven.values(records)]
+        assert values == sorted(left)
+        driven.finish([record for record, value in zip(records, values, strict=True) if value in done])
+        left, committed = left - done, dict(driven.committed())
+
+
 def test_an_object_that_went_away_half_read_is_refused_at_the_next_start(server: S3Server, bucket: str) -> None:
     server.put(bucket, "a.txt", "one\ntwo\n")
     server.put(bucket, "b.txt", "other\n")
