@@ -15,8 +15,8 @@ import numpy as np
 from acker_client.source.decoding.content import Content, LinePart, size_of
 from acker_client.source.decoding.gz import Damaged, EntryPoint, Packed, Unpacked
 from acker_client.source.decoding.lines import LF
-from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_file import FIX, BaseFile, Block, FileMark
+from acker_client.source.errors import FIX, CheckpointError, InputChanged, SourceError
+from acker_client.source.files.line_file import BaseFile, Block, FileMark
 from acker_client.source.records.input import Mark
 from acker_client.source.records.ranges import Positions, Ranges
 

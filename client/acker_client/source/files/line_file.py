@@ -18,7 +18,6 @@ from acker_client.source.records.ranges import Positions, Ranges
 
 BLOCK_BYTES = 4 << 20
 CODECS = "plain text and .gz"
-FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
 
 
 @dataclass(frozen=True, slots=True)

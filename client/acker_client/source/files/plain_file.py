@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from acker_client.source.decoding.content import Content, LinePart, read_content, size_of
 from acker_client.source.decoding.lines import LF, find_lines
-from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_file import BLOCK_BYTES, CODECS, FIX, BaseFile, Block, FileMark
+from acker_client.source.errors import FIX, CheckpointError, InputChanged, SourceError
+from acker_client.source.files.line_file import BLOCK_BYTES, CODECS, BaseFile, Block, FileMark
 from acker_client.source.records.input import Mark
 from acker_client.source.records.ranges import Positions, Ranges
 

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from acker_client.source.decoding.content import LinePart, StoredContent
-from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_file import FIX, FileMark, LineFile
+from acker_client.source.errors import FIX, CheckpointError, InputChanged, SourceError
+from acker_client.source.files.line_file import FileMark, LineFile
 from acker_client.source.files.line_files import PACKED, check_names, line_file
 from acker_client.source.records.input import Committed, Mark
 from acker_client.source.records.ranges import Ranges

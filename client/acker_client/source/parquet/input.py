@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.decoding.content import NotHere
-from acker_client.source.errors import CheckpointError, InputChanged
+from acker_client.source.errors import FIX, CheckpointError, InputChanged
 from acker_client.source.parquet.places import place_of
 from acker_client.source.parquet.rows import (
     Footer,
@@ -39,8 +39,6 @@ from acker_client.source.storage.reach import Reach
 from acker_client.source.waiting import OutOfReach
 
 log = logging.getLogger("acker_client.source")
-
-FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
 
 
 class ParquetInput:
