@@ -28,6 +28,7 @@ from acker_client.source.files.input import FileInput
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import schema_of
 from acker_client.source.storage import connecting
+from acker_client.source.storage.store import Opened, Store
 from acker_client.source.waiting import OutOfReach
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, save_all
@@ -343,6 +344,56 @@ def test_an_empty_object_and_a_gz_that_is_not_whole_are_read_once_they_are_repla
     server.put(bucket, "in/b.txt.gz", whole)
     assert sorted(tail.new()) == ["packed", "plain"]
     assert tail.new() == []
+
+
+def test_empty_objects_that_were_replaced_are_read_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_object, away = Store.open, set[str]()
+
+    def open_if_reachable(store: Store, path: str) -> Opened:
+        if path in away:
+            raise OutOfReach("SlowDown")
+        return open_object(store, path)
+
+    monkeypatch.setattr(Store, "open", open_if_reachable)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("")
+    tail = Followed("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
+    assert tail.new() == []
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name}_1\n{name}_2\n")
+    for left in ({"a.txt", "b.txt"}, {"b.txt"}):
+        away.update(left)
+        tail.now_s += 100.0
+        assert tail.new() == (["a_1", "a_2"] if left == {"b.txt"} else [])
+        away.clear()
+    tail.now_s += 100.0
+    assert [tail.new(), tail.new()] == [["b_1", "b_2"], []]
+
+
+def test_an_empty_object_that_was_replaced_and_is_replaced_again_half_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_at = Opened.read_at
+
+    def read_beginning(opened: Opened, start: int, stop: int) -> bytes:
+        if start >= 16:
+            raise OutOfReach("SlowDown")
+        return read_at(opened, start, stop)
+
+    monkeypatch.setattr("acker_client.source.storage.store.BUFFER_BYTES", 16)
+    (tmp_path / "a.txt").write_text("")
+    tail = Followed("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
+    assert tail.new() == []
+    (tmp_path / "a.txt").write_text("one\n" * 8)
+    with monkeypatch.context() as outage:
+        outage.setattr(Opened, "read_at", read_beginning)
+        assert len(tail.look()) == 4
+    (tmp_path / "a.txt").write_text("two\n" * 9)
+    tail.now_s += 100.0
+    with pytest.raises(InputChanged, match=r"a\.txt is not what it was when its lines were read"):
+        tail.look()
 
 
 def test_an_object_that_is_removed_is_let_go_once_it_is_done_and_before_that_it_is_an_error(
