@@ -412,6 +412,22 @@ def test_a_checkpoint_of_a_source_that_followed_is_taken_up_by_one_that_does_not
     assert sorted(once.values(once.drain())) == [b"one more", b"three"]
 
 
+def test_a_source_that_does_not_follow_reads_a_new_file_under_the_name_of_a_renamed_one_once(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n")
+    tail = Tail(f"{tmp_path}/app.log*")
+    tail.look()
+    committed = tail.finish_all()
+    rotate(tmp_path)
+    log.write_text("two\n")
+    for expected in ([b"two"], []):
+        once = Driven(FileInput(f"{tmp_path}/app.log*", TextParser()), committed)
+        records = once.drain()
+        assert once.values(records) == expected
+        once.finish(records)
+        committed = dict(once.committed())
+
+
 @pytest.mark.parametrize("given", [0, -1, True, "5 s", float("inf")])
 def test_an_invalid_follow_interval_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"follow_s=.*give seconds, above 0"):

@@ -235,7 +235,8 @@ class LocalFiles:
         while partition in self._files:
             number += 1
             partition = f"{found.path}#{number}"
-        inode = listing.inodes[found.path] if self._is_followed else None
+        # A mark without an inode has no path either: its partition has the name of the path.
+        inode = listing.inodes[found.path] if self._is_followed or partition != found.path else None
         file = line_file(partition, found.shown, LocalContent(found.path, inode), None)
         self._files[partition] = file
         return file
