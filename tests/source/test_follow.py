@@ -52,6 +52,16 @@ class Tail:
         return dict(self.driven.committed())
 
 
+def rotate_keeping_two(folder: Path) -> None:
+    """Rotate like logrotate with `rotate 2` on ext4: the new app.log gets the inode of the file that was removed."""
+    oldest, spare = folder / "app.log.2", folder / "spare"
+    if oldest.exists():
+        oldest.rename(spare)
+    rotate(folder)
+    spare.write_text("")
+    spare.rename(folder / "app.log")
+
+
 def rotate(folder: Path) -> None:
     """Rotate like logrotate with `create`: app.log becomes app.log.1, and app.log.1 becomes app.log.2."""
     names = sorted(folder.glob("app.log*"), key=lambda path: -int(path.suffix[1:] if path.suffix != ".log" else 0))
@@ -216,6 +226,20 @@ def test_a_file_that_is_removed_before_its_end_is_an_error(tmp_path: Path) -> No
         tail.look()
 
 
+def test_a_file_that_is_removed_once_it_is_read_is_let_go_also_while_an_earlier_file_has_lines_left(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    (tmp_path / "b.log").write_text("two\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    assert tail.new() == ["one", "two"]
+    with (tmp_path / "a.log").open("a") as file:
+        file.write("three\nfour\n")
+    assert tail.new(1) == ["three"]
+    (tmp_path / "b.log").unlink()
+    assert [tail.new(), tail.new(), tail.new(), tail.new()] == [["four"], [], [], []]
+
+
 def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "app.log.1").write_text("old\n")
     tail = Tail(f"{tmp_path}/app.log*")
@@ -224,6 +248,39 @@ def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path:
     (tmp_path / "app.log.1").rename(tmp_path / "app.log")
     (tmp_path / "app.log").write_text("new\n")
     assert [tail.new(), tail.new()] == [["new"], []]
+
+
+def test_a_restart_after_any_number_of_rotations_with_the_same_inodes_reads_each_line_once(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("")
+    tail = Tail(f"{tmp_path}/app.log*")
+    for day in range(6):
+        lines = [f"day {day}, line {number}" for number in range(6 - day)]
+        with log.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        before = dict(tail.driven.committed())
+        assert tail.new() == lines
+        after = tail.finish_all()
+        assert Tail(f"{tmp_path}/app.log*", before).new() == lines
+        assert Tail(f"{tmp_path}/app.log*", after).new() == []
+        rotate_keeping_two(tmp_path)
+        assert [tail.new(), tail.new(), tail.new()] == [[], [], []]
+
+
+def test_a_file_that_is_gone_never_takes_over_another_known_file_that_begins_like_it(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    tail = Tail(f"{tmp_path}/app.log*")
+    for lines in ("", "one\ntwo\n", "three\n"):
+        rotate(tmp_path)
+        log.write_text(f"header\n{lines}")
+        tail.look()
+    committed = tail.finish_all()
+    (tmp_path / "app.log.2").unlink()
+    again = Tail(f"{tmp_path}/app.log*", committed)
+    assert again.new() == []
+    rotate(tmp_path)
+    log.write_text("header\nfour\n")
+    assert [again.new(), again.new()] == [["header", "four"], []]
 
 
 def test_a_line_that_nothing_ends_of_a_file_that_was_renamed_between_two_runs_is_read_as_it_is(tmp_path: Path) -> None:
@@ -246,6 +303,49 @@ def test_a_file_that_a_longer_copy_of_itself_replaced_is_read_on(tmp_path: Path)
     (tmp_path / "new").rename(path)
     assert tail.new() == ["two"]
     assert tail.read(first) == ["one"]
+
+
+def test_a_record_of_a_file_that_a_longer_copy_has_just_replaced_is_read_again_before_the_next_listing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    tail = Tail(str(path))
+    first = tail.look(2)
+    slices = tail.driven.slices(first)
+    (tmp_path / "new").write_text("one\ntwo\nthree\nfour\n")
+    (tmp_path / "new").rename(path)
+    with pytest.raises(InputChanged):
+        list(slices[0].read())  # the task fails, and its records are replayed
+    assert tail.read(first) == ["one", "two"]
+    (tmp_path / "new").write_text("one\ntwo\nthree\nfour\nfive\n")
+    (tmp_path / "new").rename(path)
+    assert tail.driven.values(first) == [b"one", b"two"]
+    assert [tail.new(), tail.new()] == [["three", "four", "five"], []]
+
+
+def test_another_file_in_the_place_of_one_that_is_being_read_is_an_error_never_other_records(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    tail = Tail(str(path))
+    first = tail.look(2)
+    (tmp_path / "new").write_text("ONE\nTWO\nTHREE\n")
+    (tmp_path / "new").rename(path)
+    with pytest.raises(InputChanged, match="was removed before its lines were done"):
+        tail.read(first)
+    assert tail.driven.values(first) == [None, None]
+
+
+def test_the_checkpoint_of_a_file_that_a_longer_copy_replaced_knows_each_done_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    tail = Tail(str(path))
+    tail.look()
+    (tmp_path / "new").write_text("one\ntwo\nthree\nfour\n")
+    (tmp_path / "new").rename(path)
+    assert tail.new() == ["four"]
+    tail.driven.finish([1])
+    assert Tail(str(path), tail.driven.committed()).new() == ["one", "three", "four"]
 
 
 def test_a_copy_that_was_seen_under_another_name_before_it_replaced_a_file_is_one_file(tmp_path: Path) -> None:
@@ -310,6 +410,22 @@ def test_a_checkpoint_of_a_source_that_followed_is_taken_up_by_one_that_does_not
     log.write_text("two\nthree")
     once = Driven(FileInput(f"{tmp_path}/app.log*", TextParser()), committed)
     assert sorted(once.values(once.drain())) == [b"one more", b"three"]
+
+
+def test_a_source_that_does_not_follow_reads_a_new_file_under_the_name_of_a_renamed_one_once(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n")
+    tail = Tail(f"{tmp_path}/app.log*")
+    tail.look()
+    committed = tail.finish_all()
+    rotate(tmp_path)
+    log.write_text("two\n")
+    for expected in ([b"two"], []):
+        once = Driven(FileInput(f"{tmp_path}/app.log*", TextParser()), committed)
+        records = once.drain()
+        assert once.values(records) == expected
+        once.finish(records)
+        committed = dict(once.committed())
 
 
 @pytest.mark.parametrize("given", [0, -1, True, "5 s", float("inf")])

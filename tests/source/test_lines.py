@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import Iterable
@@ -132,17 +133,37 @@ def test_a_line_longer_than_a_block_is_one_record(tmp_path: Path) -> None:
     assert [len(row["value"]) for _, row, _ in rows] == [100, 100]
 
 
-def test_a_line_too_long_for_memory_fails_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["long.txt", "long.txt.gz"])
+def test_a_line_too_long_for_memory_fails_without_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr("acker_client.source.decoding.lines.LINE_BYTES_MAX", 50)
-    path = tmp_path / "long.txt"
-    path.write_bytes(b"a" * 100 + b"\nshort\n")
+    path = tmp_path / name
+    content = b"before\n" + b"a" * 100 + b"\ns\nt\n"
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     for parser in (TextParser(), JsonParser(pa.schema([("value", pa.string())]))):
         source = FileInput(path, parser, block_bytes=16)
-        (_, first, reason), (_, second, _) = rows_in(source)
-        assert first["value"] is None
+        (_, before, _), (_, long, reason), *after = rows_in(source)
+        assert long["value"] is None
         assert reason is not None
         assert "the line is longer than" in reason
-        assert second["value"] == ("short" if isinstance(parser, TextParser) else None)
+        values = [before["value"], *(row["value"] for _, row, _ in after)]
+        assert values == (["before", "s", "t"] if isinstance(parser, TextParser) else [None] * 3)
+
+
+@pytest.mark.parametrize("name", ["long.txt", "long.txt.gz"])
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\nshort\n"])
+def test_the_original_of_a_line_too_long_for_memory_has_its_beginning_and_tells_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, end: bytes
+) -> None:
+    monkeypatch.setattr("acker_client.source.files.input.LINE_BYTES_MAX", 50)
+    path = tmp_path / name
+    content = BOM + b"a" * 100 + end
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    driven = Driven(FileInput(path, TextParser(), block_bytes=16))
+    long, *others = driven.originals(driven.drain())
+    assert (long.value, long.value_bytes) == (b"a" * 47, 100)
+    assert [(other.value, other.value_bytes) for other in others] == ([(b"short", None)] if end[1:2] == b"s" else [])
 
 
 def test_many_small_files_are_handed_on_together_and_a_task_gets_its_share(tmp_path: Path) -> None:

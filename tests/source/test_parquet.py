@@ -20,10 +20,13 @@ from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, S
 from acker_client.source.engine.environment import arrow_schema, spark_schema
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import find_parquet_files, schema_of
+from acker_client.source.storage.store import Opened, Store
+from acker_client.source.waiting import OutOfReach
 from tests.source.disks import without_rights
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 from tests.source.logs import MemoryCheckpoint
+from tests.source.stores import filesystem_over
 
 NUMBERS = pa.schema([("value", pa.string())])
 
@@ -312,6 +315,30 @@ def test_a_followed_directory_yields_new_files_once_they_are_complete(
         InputChanged, match=r"c\.parquet is not what it was when its rows were read: give new data a new"
     ):
         new()
+
+
+def test_a_followed_object_that_was_completed_is_read_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"")
+    now_s = [0.0]
+    filesystem = filesystem_over(tmp_path)
+    source = ParquetInput("*.parquet", NUMBERS, filesystem=filesystem, follow_s=2.0, clock=lambda: now_s[0])
+    driven = Driven(source)
+
+    def new() -> list[str]:
+        now_s[0] += 100.0
+        return [row["value"] for row in rows_of(driven.slices(driven.parts.add_parts(source.plan(100, 2).parts)))]
+
+    def refuse(store: Store, path: str) -> Opened:
+        raise OutOfReach("SlowDown")
+
+    assert new() == []
+    write(tmp_path / "a.parquet", ["a", "b"])
+    with monkeypatch.context() as outage:
+        outage.setattr(Store, "open", refuse)
+        assert new() == []
+    assert [new(), new()] == [["a", "b"], []]
 
 
 def test_an_invalid_interval_between_listings_is_refused() -> None:

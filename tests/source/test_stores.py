@@ -28,6 +28,7 @@ from acker_client.source.files.input import FileInput
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import schema_of
 from acker_client.source.storage import connecting
+from acker_client.source.storage.store import Opened, Store
 from acker_client.source.waiting import OutOfReach
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, save_all
@@ -345,6 +346,56 @@ def test_an_empty_object_and_a_gz_that_is_not_whole_are_read_once_they_are_repla
     assert tail.new() == []
 
 
+def test_empty_objects_that_were_replaced_are_read_after_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_object, away = Store.open, set[str]()
+
+    def open_if_reachable(store: Store, path: str) -> Opened:
+        if path in away:
+            raise OutOfReach("SlowDown")
+        return open_object(store, path)
+
+    monkeypatch.setattr(Store, "open", open_if_reachable)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("")
+    tail = Followed("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
+    assert tail.new() == []
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name}_1\n{name}_2\n")
+    for left in ({"a.txt", "b.txt"}, {"b.txt"}):
+        away.update(left)
+        tail.now_s += 100.0
+        assert tail.new() == (["a_1", "a_2"] if left == {"b.txt"} else [])
+        away.clear()
+    tail.now_s += 100.0
+    assert [tail.new(), tail.new()] == [["b_1", "b_2"], []]
+
+
+def test_an_empty_object_that_was_replaced_and_is_replaced_again_half_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_at = Opened.read_at
+
+    def read_beginning(opened: Opened, start: int, stop: int) -> bytes:
+        if start >= 16:
+            raise OutOfReach("SlowDown")
+        return read_at(opened, start, stop)
+
+    monkeypatch.setattr("acker_client.source.storage.store.BUFFER_BYTES", 16)
+    (tmp_path / "a.txt").write_text("")
+    tail = Followed("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
+    assert tail.new() == []
+    (tmp_path / "a.txt").write_text("one\n" * 8)
+    with monkeypatch.context() as outage:
+        outage.setattr(Opened, "read_at", read_beginning)
+        assert len(tail.look()) == 4
+    (tmp_path / "a.txt").write_text("two\n" * 9)
+    tail.now_s += 100.0
+    with pytest.raises(InputChanged, match=r"a\.txt is not what it was when its lines were read"):
+        tail.look()
+
+
 def test_an_object_that_is_removed_is_let_go_once_it_is_done_and_before_that_it_is_an_error(
     server: S3Server, bucket: str
 ) -> None:
@@ -394,6 +445,20 @@ def test_a_checkpoint_reads_nothing_and_a_restart_begins_at_the_first_record_tha
     assert first.start == 137
 
 
+def test_each_of_several_restarts_reads_exactly_the_lines_of_an_object_that_are_not_done(
+    server: S3Server, bucket: str
+) -> None:
+    server.put(bucket, "a.txt", "".join(f"{k}\n" for k in range(20)))
+    left, committed = set(range(20)), None
+    for done in ({0, 1, 2, 5}, {3, 4, 13}, {6, 7, 19}, {8, 15}):
+        driven = lines_input(server, bucket, committed)
+        records = driven.drain()
+        values = [int(value) for value in driven.values(records)]
+        assert values == sorted(left)
+        driven.finish([record for record, value in zip(records, values, strict=True) if value in done])
+        left, committed = left - done, dict(driven.committed())
+
+
 def test_an_object_that_went_away_half_read_is_refused_at_the_next_start(server: S3Server, bucket: str) -> None:
     server.put(bucket, "a.txt", "one\ntwo\n")
     server.put(bucket, "b.txt", "other\n")
@@ -402,6 +467,20 @@ def test_an_object_that_went_away_half_read_is_refused_at_the_next_start(server:
     server.client.delete_object(Bucket=bucket, Key="a.txt")
     with pytest.raises(CheckpointError, match=r"a\.txt was read to line 1 only, and is not among the files any more"):
         lines_input(server, bucket, driven.committed(), "*.txt")
+
+
+def test_an_object_that_ends_with_its_batch_is_complete_once_its_records_are_done(
+    server: S3Server, bucket: str
+) -> None:
+    server.put(bucket, "a.txt", "one\ntwo\n")
+    driven = lines_input(server, bucket)
+    driven.finish(driven.plan(2))
+    assert driven.committed()[f"s3://{bucket}/a.txt"].mark["complete"]
+    assert driven.description == "end of the input (1 file)"
+    server.client.delete_object(Bucket=bucket, Key="a.txt")
+    server.put(bucket, "b.txt", "other\n")
+    again = lines_input(server, bucket, driven.committed(), "*.txt")
+    assert again.values(again.drain()) == [b"other"]
 
 
 # -- outages and errors

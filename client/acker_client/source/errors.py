@@ -16,6 +16,9 @@ __all__ = [
     "TooManyDeadLetters",
 ]
 
+# The way to go on after a file was changed. An error's last words.
+FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
+
 
 class SourceError(AckerError):
     """A source cannot start or go on. Nothing is lost: records that are not done are read again at the next start."""

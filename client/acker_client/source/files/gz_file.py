@@ -15,8 +15,8 @@ import numpy as np
 from acker_client.source.decoding.content import Content, LinePart, size_of
 from acker_client.source.decoding.gz import Damaged, EntryPoint, Packed, Unpacked
 from acker_client.source.decoding.lines import LF
-from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_file import FIX, BaseFile, Block, FileMark
+from acker_client.source.errors import FIX, CheckpointError, InputChanged, SourceError
+from acker_client.source.files.line_file import BaseFile, Block, FileMark
 from acker_client.source.records.input import Mark
 from acker_client.source.records.ranges import Positions, Ranges
 
@@ -84,10 +84,10 @@ class GzFile(BaseFile):
         return {"lines": self.lines, "complete": is_complete, "digest": self._digest, **self._location()}
 
     def _count_lines(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
-        """Unpack the whole file once to count its lines. Raises ``Damaged``.
+        """Unpack the whole file once to count its lines, and return where to begin with the next unplanned one.
 
-        Returns where to begin: the entry point, a byte of the content, and the number of lines that end before that
-        byte. The first unplanned line begins at that byte or after it.
+        That is an entry point, a byte of the content at or before the beginning of that line, and the number of line
+        feeds before that byte. Raises ``Damaged`` for a damaged or unfinished gz.
         """
         self._digest = self.content.digest_of_gz(file)
         stream, lines, content = Unpacked(file, EntryPoint()), 0, b""
@@ -104,15 +104,21 @@ class GzFile(BaseFile):
         return where
 
     def _read_blocks(self, file: BinaryIO, where: tuple[EntryPoint, int, int], block_bytes: int) -> Iterator[Block]:
-        """Yield the lines from ``self._line`` on. ``where``: the result of ``_count_lines``."""
+        """Yield the lines from ``self._line`` on. ``where``: the result of ``_count_lines``.
+
+        A line that is longer than a block is yielded alone.
+        """
         entry, start, line = where
         stream = Unpacked(file, entry)
         stream.skip_to(start)
         while content := stream.read_all(block_bytes):
             ends = stream.position - len(content) + 1 + np.flatnonzero(np.frombuffer(content, np.uint8) == LF)
             if len(ends):
-                yield from self._block(entry, np.concatenate(([start], ends[:-1])), int(ends[-1]), line)
-                start, line = int(ends[-1]), line + len(ends)
+                alone = 1 if ends[0] - start > block_bytes else len(ends)
+                for some in (ends[:alone], ends[alone:]):
+                    starts = np.concatenate(([start], some))
+                    yield from self._block(entry, starts[:-1], int(starts[-1]), line)
+                    start, line = int(starts[-1]), line + len(some)
             if stream.entry.position <= start:
                 entry = stream.entry
         if start < stream.position:

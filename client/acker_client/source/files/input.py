@@ -121,7 +121,8 @@ class FileInput:
         return origins_of([(each.part.shown, each.positions + 1) for each in chosen], "line")
 
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
-        found = [original for each in chosen for original in _originals(each, self._files.last_located(each.part))]
+        parts = self._files.last_located([each.part for each in chosen])
+        found = [original for each, now in zip(chosen, parts, strict=True) for original in _originals(each, now)]
         if not isinstance(self.parser, JsonParser):
             return found
         return [replace(original, schema=ddl_of(self.parser.schema)) for original in found]
@@ -161,17 +162,23 @@ class FileInput:
 def _originals(chosen: Chosen[LinePart], now: LinePart) -> list[Original]:
     """Read the chosen lines again. ``now``: the part with the current path of its file."""
     part, wanted = chosen.part, (chosen.positions - chosen.part.start).tolist()
+    first, stop = part.first_byte, part.stop_byte
+    is_cut = stop - first > LINE_BYTES_MAX  # then the part is one line
     try:
-        stop = min(part.stop_byte, part.first_byte + LINE_BYTES_MAX)
-        raw = read_content(now, part.first_byte, stop)
+        raw = read_content(now, first, min(stop, first + LINE_BYTES_MAX))
+        line_end = read_content(now, stop - 2, stop) if is_cut else b""
     except InputChanged:
-        return [Original(_origin(part, index, part.first_byte), None) for index in wanted]
-    starts, ends = find_lines(raw, at_beginning=part.first_byte == 0)
+        return [Original(_origin(part, index, first), None) for index in wanted]
+    starts, ends = find_lines(raw, at_beginning=first == 0)
     originals = []
     for index in wanted:
-        value = raw[starts[index] : ends[index]] if index < len(starts) else None
-        byte = part.first_byte + (int(starts[index]) if 0 < index < len(starts) else 0)
-        originals.append(Original(_origin(part, index, byte), value))
+        if index >= len(starts):
+            originals.append(Original(_origin(part, index, first), None))
+            continue
+        start = first + int(starts[index])
+        length = stop - start - (2 if line_end == b"\r\n" else line_end.endswith(b"\n")) if is_cut else None
+        origin = _origin(part, index, start if index else first)
+        originals.append(Original(origin, raw[starts[index] : ends[index]], length))
     return originals
 
 

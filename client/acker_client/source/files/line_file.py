@@ -18,7 +18,6 @@ from acker_client.source.records.ranges import Positions, Ranges
 
 BLOCK_BYTES = 4 << 20
 CODECS = "plain text and .gz"
-FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +25,14 @@ class FileMark:
     """How far a file is done.
 
     ``lines``: the number of lines in the finished prefix. ``complete``: whether that was the whole file. ``digest``
-    recognizes the file. ``path``, ``inode``: location and identity of a file that may be renamed. ``is_renamed``: it
-    was renamed.
+    recognizes the file. ``total``: the number of lines of a gz; None for a plain file.
 
-    For a plain file, ``bytes``: the length of the prefix; ``reach``: the byte at which the last finished line ends;
-    ``reach_lines``: the number of lines before that byte. ``total``: the number of lines of a gz; None for a plain
-    file.
+    Two positions of a plain file: byte ``bytes`` is where the line with index ``line`` begins, and byte ``reach`` the
+    one with index ``reach_lines``. In a local file these are the ends of the finished prefix and of the last finished
+    line. In an object both are the same position, at or before the end of the prefix.
 
-    For an object in a store, ``size`` and ``modified_ns``: what a listing said of it. ``line``: the line that begins at
-    ``bytes``. It may lie before the end of the prefix.
+    ``path``, ``inode``: location and identity of a local file that may be renamed. ``is_renamed``: it was renamed.
+    ``size``, ``modified_ns``: what a listing said of an object in a store.
     """
 
     path: str
@@ -58,20 +56,21 @@ class FileMark:
         try:
             is_gz = "lines" in mark
             at = 0 if is_gz else int(mark["bytes"])
+            line = int(mark.get("line", done.prefix))
             return cls(
                 path=str(mark.get("path", partition)),
                 lines=done.prefix,
                 complete=bool(mark["complete"]),
                 digest=str(mark["digest"]),
                 bytes=at,
-                reach_lines=0 if is_gz else done.reach,
+                reach_lines=done.reach if "reach" in mark else line,
                 reach=int(mark.get("reach", at)),
                 total=int(mark["lines"]) if is_gz else None,
                 inode=mark.get("inode"),
                 is_renamed=bool(mark.get("renamed")),
                 size=int(mark.get("size", -1)),
                 modified_ns=int(mark.get("modified_ns", 0)),
-                line=int(mark.get("line", done.prefix)),
+                line=line,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint does not say how far each file is done ({error!r})") from None

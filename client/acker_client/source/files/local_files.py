@@ -54,18 +54,20 @@ class Listing:
             listing.by_inode.setdefault(inode, []).append(found.path)
         return listing
 
-    def locate(self, file: LineFile, inode: int, others: Container[int | None] = ()) -> Found | None:
+    def locate(
+        self, file: LineFile, inode: int, known: Container[int | None], *, may_be_here: bool = True
+    ) -> Found | None:
         """Return the current location of ``file``, which has ``inode``; None if it is gone.
 
-        A new file at its path counts as the same file if it begins with all that was read, unless its inode belongs to
-        one of the known ``others``.
+        A new file at its path counts as the same file if it begins with all that was read, unless its inode is among
+        ``known``, the inodes of all known files. ``may_be_here``: whether the file may still be at its path.
         """
         path = file.content.path
-        here = self.by_path.get(path)
+        here = self.by_path.get(path) if may_be_here else None
         paths = self.by_inode.get(inode, [])
-        if path in paths:
+        if here and path in paths:
             return here  # if it does not fit, it was truncated; a later check refuses it
-        replacement = here and (self.inodes[path] not in others) and path
+        replacement = here and (self.inodes[path] not in known) and path
         for candidate in (*paths, self._renamed(path, inode), replacement):
             if candidate and file.fits(LocalContent(candidate)):
                 return self.by_path.get(candidate) or _beside(candidate, file.shown)
@@ -89,6 +91,7 @@ class LocalFiles:
         # By partition: all files that may have parts, and the files among them that may have more lines to plan.
         self._files: dict[str, LineFile] = {}
         self._live: dict[str, LineFile] = {}
+        # By partition: how many listings in a row have missed a live file.
         self._missing: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -98,10 +101,13 @@ class LocalFiles:
         listing = self._list()
         self._files, self._live, self._missing = {}, {}, {}
         marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
+        # A path or an inode may have had several files. It belongs to the last one of them.
+        paths = {mark.path: partition for partition, mark in marks.items()}
+        inodes = {mark.inode: partition for partition, mark in marks.items()}
         known = {
             found.path: file
             for partition, mark in marks.items()
-            for found, file in self._resume(partition, mark, listing)
+            for found, file in self._resume(partition, mark, listing, paths, inodes)
         }
         for file in self._in_order(known, listing):
             self._live[file.partition] = self._files[file.partition] = file
@@ -109,21 +115,11 @@ class LocalFiles:
     def list_again(self) -> None:
         """List the paths again, and find the files that are new, were renamed, or were removed."""
         listing = self._list()
-        taken: set[int] = set()
-        others = {_inode_of(file) for file in self._live.values()}
-        for file in list(self._live.values()):
-            inode = _inode_of(file)
-            assert inode is not None
-            now = listing.locate(file, inode, others)
-            self._missing[file.partition] = 0 if now else self._missing.get(file.partition, 0) + 1
-            if now is None:
-                self._handle_missing(file)
-                continue
-            if now.path != file.content.path:
-                log.info("%s is called %s now, and is read on there", file.shown, now.shown)
-            inode = listing.inodes.get(now.path, inode)
-            file.move(LocalContent(now.path, inode), now.shown)
-            taken.add(inode)
+        gone = self._locate(list(self._live.values()), listing)
+        self._missing = {file.partition: self._missing.get(file.partition, 0) + 1 for file in gone}
+        for file in gone:
+            self._handle_missing(file)
+        taken = {_inode_of(file) for file in self._live.values() if file.partition not in self._missing}
         for path, found in listing.by_path.items():
             if listing.inodes[path] not in taken:
                 file = self._add_new(found, listing)
@@ -133,8 +129,15 @@ class LocalFiles:
     def unplanned(self) -> Iterator[tuple[LineFile, BinaryIO]]:
         """Yield the files that may have lines to plan, each of them open."""
         for file in list(self._live.values()):
-            if not self._missing.get(file.partition):
-                yield file, file.content.open(file.shown)
+            if file.partition in self._missing:
+                continue
+            try:
+                opened = file.content.open(file.shown)
+            except InputChanged:
+                if not (_has_left(file) and file.is_read()):
+                    raise
+                continue  # the next listing finds a copy of it, or counts it as missing
+            yield file, opened
 
     def add_part(self, part: LinePart) -> None:
         self._files[part.partition].add_part(part)
@@ -150,14 +153,16 @@ class LocalFiles:
 
         Executors check the content when they read it.
         """
-        return [_present(self.last_located(part)) for part in parts]
+        return [_present(part) for part in self.last_located(parts)]
 
-    def last_located(self, part: LinePart) -> LinePart:
-        """Return the part with the location where its file was last seen."""
+    def last_located(self, parts: Sequence[LinePart]) -> list[LinePart]:
+        """Return the parts with the current location of their files, or the last one of a file that is gone."""
+        partitions = {part.partition for part in parts}
+        left = [file for file in map(self._live.get, partitions) if file is not None and _has_left(file)]
+        if left and self._is_followed:
+            self._locate(left, self._list())
         # A part without a content of its own is of a file that is not followed.
-        if isinstance(part.at, LocalContent) and part.at.inode is not None:
-            return replace(part, at=self._files[part.partition].content)
-        return part
+        return [part if part.at is None else replace(part, at=self._files[part.partition].content) for part in parts]
 
     def progress(self, done: Mapping[str, Ranges]) -> tuple[int, int, str]:
         """Return the number of files, the number of those that are not done, and where the first of these stands."""
@@ -174,15 +179,25 @@ class LocalFiles:
         check_not_own(files, self._own_files, self._asker, self._paths)
         return Listing.of(files, may_be_gone=self._is_followed)
 
-    def _resume(self, partition: str, mark: FileMark, listing: Listing) -> Iterator[tuple[Found, LineFile]]:
-        """Yield the file of a mark, if the file still exists.
+    def _resume(
+        self,
+        partition: str,
+        mark: FileMark,
+        listing: Listing,
+        paths: Mapping[str, str],
+        inodes: Mapping[int | None, str],
+    ) -> Iterator[tuple[Found, LineFile]]:
+        """Yield the file of a mark, if the file still exists. ``paths``, ``inodes``: the last partition that had each.
 
         Raises ``CheckpointError`` for another file in its place, or if the file was removed before it was done.
         """
         here = listing.by_path.get(mark.path)
         file = line_file(partition, here.shown if here else mark.path, LocalContent(mark.path), mark)
+        self._files[partition] = file
         if mark.inode is not None:
-            here = listing.locate(file, mark.inode)
+            may_be_here = paths[mark.path] == partition
+            is_gone = inodes[mark.inode] != partition
+            here = None if is_gone else listing.locate(file, mark.inode, inodes, may_be_here=may_be_here)
         if here is None:
             if not mark.complete:
                 raise CheckpointError(
@@ -191,7 +206,6 @@ class LocalFiles:
                 )
             # The file is read no more. It keeps its partition name, so that no other file gets this name.
             file.content = LocalContent(mark.path, mark.inode)
-            self._files[partition] = file
             return
         file.move(LocalContent(here.path), here.shown)
         file.check()
@@ -221,10 +235,26 @@ class LocalFiles:
         while partition in self._files:
             number += 1
             partition = f"{found.path}#{number}"
-        inode = listing.inodes[found.path] if self._is_followed else None
+        # A mark without an inode has no path either: its partition has the name of the path.
+        inode = listing.inodes[found.path] if self._is_followed or partition != found.path else None
         file = line_file(partition, found.shown, LocalContent(found.path, inode), None)
         self._files[partition] = file
         return file
+
+    def _locate(self, files: Sequence[LineFile], listing: Listing) -> list[LineFile]:
+        """Set the current location of files. Returns those of them that are gone."""
+        gone, known = [], {_inode_of(file) for file in self._live.values()}
+        for file in files:
+            inode = _inode_of(file)
+            assert inode is not None
+            now = listing.locate(file, inode, known)
+            if now is None:
+                gone.append(file)
+                continue
+            if now.path != file.content.path:
+                log.info("%s is called %s now, and is read on there", file.shown, now.shown)
+            file.move(LocalContent(now.path, listing.inodes.get(now.path, inode)), now.shown)
+        return gone
 
     def _handle_missing(self, file: LineFile) -> None:
         """Drop a file that several listings have missed. Raises ``InputChanged`` if it was not read to its end."""
@@ -249,6 +279,15 @@ def _is_ended(file: LineFile, done: Mapping[str, Ranges]) -> bool:
 
 def _inode_of(file: LineFile) -> int | None:
     return file.content.inode if isinstance(file.content, LocalContent) else None
+
+
+def _has_left(file: LineFile) -> bool:
+    """Return whether a file that may be renamed is not at its path any more."""
+    inode = _inode_of(file)
+    try:
+        return inode is not None and os.stat(file.content.path).st_ino != inode
+    except OSError:
+        return True
 
 
 def _present(part: LinePart) -> LinePart:

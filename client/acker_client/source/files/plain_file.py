@@ -7,6 +7,7 @@ tag. Lines are counted block by block, without Python code per line.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
@@ -14,8 +15,8 @@ import numpy.typing as npt
 
 from acker_client.source.decoding.content import Content, LinePart, read_content, size_of
 from acker_client.source.decoding.lines import LF, find_lines
-from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_file import BLOCK_BYTES, CODECS, FIX, BaseFile, Block, FileMark
+from acker_client.source.errors import FIX, CheckpointError, InputChanged, SourceError
+from acker_client.source.files.line_file import BLOCK_BYTES, CODECS, BaseFile, Block, FileMark
 from acker_client.source.records.input import Mark
 from acker_client.source.records.ranges import Positions, Ranges
 
@@ -111,11 +112,16 @@ class PlainFile(BaseFile):
             skipped = max(0, self._begin - self._line)
             block = Block(self._empty_part(), starts[skipped:], stop, self._line + skipped)
             self._line, self._byte = self._line + len(starts), stop
+            if is_growing:
+                # Must come before the yield: a copy that takes the place of the file must begin with these lines too.
+                self._sealed = (stop, self.content.digest(file, stop))
+            if not is_growing and stop >= self._size:
+                # Must come before the yield: a caller with a full batch comes back only when it needs more lines.
+                self.lines = self._line
             if len(block.starts):
                 yield block
         if is_growing:
             self._is_torn = is_closed and self._byte > 0 and _byte_before(file, self._byte) != b"\n"
-            self._sealed = (self._byte, self.content.digest(file, self._byte))
         self.lines = self._line
 
     def add_part(self, part: LinePart) -> None:
@@ -186,7 +192,7 @@ class PlainFile(BaseFile):
     def _byte_of_line(self, line: int) -> int:
         for part in self._parts:
             if part.start <= line <= part.stop:
-                return _byte_of(part, line)
+                return _byte_of(replace(part, at=self.content), line)
         # The line was done before this run began, and the checkpoint does not hold its position. Count again.
         before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
         is_lf = np.empty(BLOCK_BYTES, np.bool_)

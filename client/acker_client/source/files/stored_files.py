@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from acker_client.source.decoding.content import LinePart, StoredContent
-from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.files.line_file import FIX, FileMark, LineFile
+from acker_client.source.errors import FIX, CheckpointError, InputChanged, SourceError
+from acker_client.source.files.line_file import FileMark, LineFile
 from acker_client.source.files.line_files import PACKED, check_names, line_file
 from acker_client.source.records.input import Committed, Mark
 from acker_client.source.records.ranges import Ranges
@@ -45,10 +45,10 @@ class StoredFiles:
         self._known = Objects.of([])
         self._is_done = np.zeros(0, np.bool_)
         # `_next` is the first unread object. `_unfinished` holds earlier objects that are empty or not a whole gz yet,
-        # and `_again` those of them that have changed since.
+        # and `_again` those of them that have changed since and are not read to their end.
         self._next = 0
         self._unfinished: set[int] = set()
-        self._again: list[int] = []
+        self._again: set[int] = set()
         # By partition: the objects that are not done, and the marks of those that are.
         self._files: dict[str, tuple[int, LineFile]] = {}
         self._ended: dict[str, Mark] = {}
@@ -62,7 +62,7 @@ class StoredFiles:
         listed = self._list()
         self._is_done = np.zeros(len(listed), np.bool_)
         self._next, self._files, self._ended, self._fresh = 0, {}, {}, set()
-        self._unfinished, self._again = set(), []
+        self._unfinished, self._again = set(), set()
         gone: list[tuple[str, int, int]] = []
         for (partition, each), place in zip(committed.items(), listed.places_of(committed).tolist(), strict=True):
             mark = FileMark.of(partition, each)
@@ -106,8 +106,10 @@ class StoredFiles:
             self._note_planned(index)
 
     def add_part(self, part: LinePart) -> None:
+        index, file = self._files[part.partition]
         self._fresh.add(part.partition)
-        self._files[part.partition][1].add_part(part)
+        self._unfinished.discard(index)
+        file.add_part(part)
 
     def advance(self, partition: str, done: Ranges) -> None:
         if partition not in self._files:
@@ -138,8 +140,8 @@ class StoredFiles:
         self._fresh.clear()
         return list(parts)
 
-    def last_located(self, part: LinePart) -> LinePart:
-        return part
+    def last_located(self, parts: Sequence[LinePart]) -> list[LinePart]:
+        return list(parts)
 
     def progress(self, done: Mapping[str, Ranges]) -> tuple[int, int, str]:
         """Return the number of objects, the number of those that are not done, and where the first of these stands."""
@@ -169,8 +171,7 @@ class StoredFiles:
         raise SourceError(f"{self._asker}: {shown!r} is a directory: write {shown.rstrip('/') + '/*'!r}")
 
     def _indices(self) -> Iterator[int]:
-        again, self._again = self._again, []
-        yield from again
+        yield from sorted(self._again)
         yield from (np.flatnonzero(~self._is_done[self._next :]) + self._next).tolist()
 
     def _open(self, index: int) -> tuple[Opened, BinaryIO]:
@@ -198,13 +199,12 @@ class StoredFiles:
         gz."""
         partition = self._known[index]
         lines = self._files[partition][1].lines if partition in self._files else 1
-        if lines:
-            self._unfinished.discard(index)
-        else:
+        if not lines:
             self._unfinished.add(index)
         if lines == 0:
             self._is_done[index] = True
             del self._files[partition]
+        self._again.discard(index)
         self._next = max(self._next, index + 1)
 
     def _check_read(self, index: int) -> None:
@@ -219,7 +219,7 @@ class StoredFiles:
         """Raise ``InputChanged`` if an object of which something was read was replaced."""
         partition = self._known[index]
         if index in self._unfinished:
-            self._again += [] if index in self._again else [index]
+            self._again.add(index)
         elif partition in self._files:
             self._files[partition][1].content.check_same(partition)
         elif partition in self._ended:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.decoding.content import NotHere
-from acker_client.source.errors import CheckpointError, InputChanged
+from acker_client.source.errors import FIX, CheckpointError, InputChanged
 from acker_client.source.parquet.places import place_of
 from acker_client.source.parquet.rows import (
     Footer,
@@ -39,8 +39,6 @@ from acker_client.source.storage.reach import Reach
 from acker_client.source.waiting import OutOfReach
 
 log = logging.getLogger("acker_client.source")
-
-FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
 
 
 class ParquetInput:
@@ -74,10 +72,10 @@ class ParquetInput:
         self._known = Objects.of([])
         self._is_done = np.zeros(0, np.bool_)
         # The first file that was not opened yet. Files before it that have no footer yet, and those of them that have
-        # changed since.
+        # changed since and were not opened again.
         self._next = 0
         self._unfinished: set[int] = set()
-        self._again: list[int] = []
+        self._again: set[int] = set()
         # By partition: where in the list an opened file is that is not done, and what the checkpoint says of a file.
         self._open: dict[str, int] = {}
         self._marks: dict[str, Mark] = {}
@@ -149,7 +147,7 @@ class ParquetInput:
     def _start(self, committed: Mapping[str, Committed]) -> None:
         listed = self._list()
         self._is_done = np.zeros(len(listed), np.bool_)
-        self._next, self._unfinished, self._again = 0, set(), []
+        self._next, self._unfinished, self._again = 0, set(), set()
         self._open, self._marks, self._prefixes, self._fresh = {}, {}, {}, set()
         self._parts = self._left = None
         for (partition, each), place in zip(committed.items(), listed.places_of(committed).tolist(), strict=True):
@@ -190,7 +188,7 @@ class ParquetInput:
         for index in np.flatnonzero(known.differ(listed, places)).tolist():
             partition = known[index]
             if index in self._unfinished:
-                self._again += [] if index in self._again else [index]
+                self._again.add(index)
             elif partition in self._marks:
                 self._refuse_other(partition)
         new = known.take_over(listed, places)
@@ -230,11 +228,11 @@ class ParquetInput:
                 self._note_unreadable(index, found)
             else:
                 yield from self._groups(index, partition, *found)
+            self._again.discard(index)
             self._next = max(self._next, index + 1)
 
     def _indices(self) -> Iterator[int]:
-        again, self._again = self._again, []
-        yield from again
+        yield from sorted(self._again)
         yield from (np.flatnonzero(~self._is_done[self._next :]) + self._next).tolist()
 
     def _footer_at(self, index: int) -> tuple[RowContent, Footer] | NoParquet | NotHere:
