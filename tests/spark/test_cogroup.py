@@ -134,6 +134,20 @@ def test_rows_come_in_the_order_of_their_records() -> None:
     assert seen.data["text"].to_pylist() == sorted(left["text"].to_pylist())
 
 
+def test_a_group_gets_its_rows_in_the_order_of_their_records() -> None:
+    table, _ = read([f"{number:03}" for number in range(200)], SCOPE)
+    seen: list[str] = []
+
+    @group("key", "text string", name="seen")
+    def see(rows: pa.Table) -> Any:
+        seen.extend(rows["text"].to_pylist())
+        return rows.select(["text"])[:0], "all"
+
+    task = see._task(see._fields(), None, ())
+    task.of_group(table.take(pa.array(np.random.default_rng(1).permutation(200))))
+    assert seen == sorted(seen)
+
+
 def test_a_row_of_both_sides_carries_the_anchors_of_both() -> None:
     left, _ = read(["a", "b"], SCOPE)
     right, _ = read(["c"], OTHER)

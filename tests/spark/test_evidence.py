@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target, judge
+from acker_client.spark.commit_evidence.graph import Graph
 
 CASES = [
     tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
@@ -72,3 +73,9 @@ def test_what_nobody_can_name_is_made_up_for_by_nothing() -> None:
     failed = Action("ran a job", True, True, 0, 10, "Full", Target.unlike("a job"))
     again = Action("ran a job", True, True, 20, 30, "", Target.unlike("a job"))
     assert judge("save()", [failed, again]) is not None
+
+
+@pytest.mark.parametrize("name", ["AppendData", "AppendDataExecV1", "OverwriteByExpressionExecV1", "WriteFiles"])
+def test_appends_and_overwrites_of_either_interface_are_writes(name: str) -> None:
+    graph = {"allNodes": [{"id": 0, "name": name, "desc": f"{name} t", "metrics": []}], "edges": []}
+    assert Graph(graph, lambda _: False).writes

@@ -68,6 +68,22 @@ def _counted_and_sent(rows: Any) -> None:
     rows.foreachPartition(read)
 
 
+def careless(rows: Any) -> None:
+    with suppress(Full):
+        read(rows)
+
+
+def stubborn(rows: Any) -> None:
+    careless(rows)
+    read(rows)
+
+
+def _quoted_view(rows: DataFrame) -> None:
+    rows.createOrReplaceTempView("`my-rows`")
+    suppressing(lambda: rows.sparkSession.sql("insert into no_such_table select word from `my-rows`"))
+    noop(rows)
+
+
 def raising(rows: Any) -> None:
     for _ in rows:
         raise Full
@@ -885,6 +901,22 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         "it ",
     ),
     "an RDD of parts, collected": (lambda rows, _: rows.rdd.mapPartitions(one_batch).collect(), "read a part"),  # type: ignore[arg-type]
+    "an RDD that raises at the first row, swallowed": (
+        lambda rows, _: rows.rdd.map(raising_one).foreachPartition(careless),
+        "read a part",
+    ),
+    "an RDD that raises at the first row, swallowed and read on": (
+        lambda rows, _: rows.rdd.map(raising_one).foreachPartition(stubborn),
+        "read a part",
+    ),
+    "a look at a union that other rows fill": (
+        lambda rows, _: rows.sparkSession.range(50, numPartitions=2)
+        .selectExpr("cast(id as string) as word")
+        .unionByName(rows.select("word"))
+        .take(3),
+        "it ",
+    ),
+    "a failed statement over a view with a quoted name": (lambda rows, _: _quoted_view(rows), "failed"),
     "toDF of an RDD that is not read": (lambda rows, _: rows.rdd.toDF().foreachPartition(nothing), "read a part"),
     "a frame from an RDD behind a function that reads a part": (
         lambda rows, _: noop(
@@ -1286,6 +1318,23 @@ def test_a_failure_that_left_a_sink_is_made_good_by_another_run_of_the_sink(
     assert "swallowed" not in caplog.text
 
 
+def test_a_call_of_a_sink_makes_good_no_failure_of_another_call_with_other_rows(live: Any) -> None:
+    batch = live(TEXTS)
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        if "main" in rows.columns:
+            raise Full
+        noop(rows)
+
+    rows = batch.df.transform(split)
+    with suppress(Full):
+        save(rows.withColumn("main", F.lit(1)))
+    save(rows.withColumn("archive", F.lit(1)))
+    assert "Full" in str(batch.error)
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
 def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(live: Any) -> None:
     batch = live(TEXTS)
 
@@ -1449,6 +1498,15 @@ def test_an_ack_column_over_rows_of_two_batches_counts_for_both(live: Any) -> No
     assert (one.error, other.error) == (None, None)
     assert set(one.settle().values()) == {Verdict.ACKED}
     assert set(other.settle().values()) == {Verdict.ACKED}
+
+
+def test_an_ack_column_in_two_frames_counts_only_for_the_one_that_is_written(live: Any) -> None:
+    acked, one, other = AF.ack(), live(TEXTS, slices=2), live(TEXTS, slices=2)
+    looked, written = (batch.df.select("text", acked) for batch in (one, other))
+    looked.count()
+    noop(written)
+    assert "it " in str(one.error)
+    assert other.error is None
 
 
 @pytest.mark.long

@@ -115,6 +115,13 @@ def test_inner_join_multiplies_and_drops(spark: SparkSession, server: Any) -> No
         assert live.settle() == ALL
 
 
+def test_a_join_on_text_of_the_table_with_a_number_is_refused(spark: SparkSession, server: Any) -> None:
+    small = spark.createDataFrame([("1", "x"), ("01", "y")], "number string, tag string")
+    says = r"'number' is bigint on the tracked side and text in the table.*cast"
+    with LiveBatch(spark, server.address, texts(2)) as live, pytest.raises(ValueError, match=says):
+        live.df.transform(join(small, "number"))
+
+
 @pytest.mark.long
 def test_left_join_keeps_rows_without_a_match(spark: SparkSession, server: Any) -> None:
     small = spark.createDataFrame([(0, "x"), (0, "y"), (3, None)], "number long, tag string")

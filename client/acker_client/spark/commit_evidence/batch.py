@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -126,26 +127,19 @@ class SinkEvidence:
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
         # The job tags of the calls that have not returned, one for each call: two calls may share a step.
         self._running: list[str] = []
-        self._planned: list[tuple[DataFrame, DataFrame, lineage.Node]] = []
+        self._planned: tuple[DataFrame, lineage.Node] | None = None
         # When the sink was last called again after it had raised.
         self._rerun_ms = -NEVER_MS
 
-    def planned(
-        self, df: DataFrame, plan: Callable[[], tuple[DataFrame, lineage.Node]]
-    ) -> tuple[DataFrame, lineage.Node]:
-        """Return the rows to give to the sink for ``df``, and the sink's step.
+    def planned(self, plan: Callable[[], tuple[DataFrame, lineage.Node]]) -> tuple[DataFrame, lineage.Node]:
+        """Return the rows to give to the sink, and the sink's step.
 
-        The first call with a frame gets them from ``plan``. Later calls with the same frame get the same result, so
-        that all of them deliver the same rows.
+        The first call gets them from ``plan``. Later calls get the same result, so that all of them deliver the same
+        rows.
         """
         with self._lock:
-            for known, rows, node in self._planned:
-                # `sameSemantics` ignores the names of columns.
-                if known is df or (known.schema == df.schema and known._jdf.sameSemantics(df._jdf)):
-                    return rows, node
-            rows, node = plan()
-            self._planned.append((df, rows, node))
-        return rows, node
+            self._planned = self._planned or plan()
+            return self._planned
 
     def begin_call(self, node: lineage.Node, rows: DataFrame) -> Witness:
         """Start a call of the sink, and return its witness. ``node``: the sink's step; ``rows``: the rows that the sink
@@ -501,13 +495,20 @@ class BatchEvidence:
         known = [
             function for acked in self._acked_frames if node.function in acked.nodes for function in acked.functions
         ]
-        again = [AGAIN + witness.tag for witness in seen]
         if not known and not self.settings.tracking:
             known = [node.function]
-        # An ack() in a frame that is not followed is recognized by the step's function below it in the plan.
-        acks = _places([*known, *again], notes, seen) if known else _places([ACK], notes, seen, node.function)
-        actions = finder.actions(acks) if acks.partitions or any(map(finder.names, acks.functions)) else []
-        actions += [action for witness in seen for action in witness.actions(acks.cut)]
+        # An ack() in a frame that is not followed is recognized by the step's function below it in the plan. A known
+        # ack() may be in frames of other steps, too.
+        again = _places([AGAIN + witness.tag for witness in seen], notes, seen)
+        own = replace(again, notes=(), partitions={})
+        if known:
+            acks = replace(own, functions=tuple(known), step=node.function)
+        else:
+            acks = replace(own, functions=(ACK,), below=node.function)
+        actions = [action for witness in seen for action in witness.actions(again.cut)]
+        for places in (acks, again):
+            if places.partitions or any(map(finder.names, places.functions)):
+                actions += finder.actions(places)
         return sorted(actions, key=lambda action: action.began_ms)
 
     def _read_what_was_pruned(self, acked: Acked, finder: ActionFinder) -> SinkFailed | None:
@@ -523,11 +524,11 @@ def _read(rows: DataFrame, name: str) -> SinkFailed | None:
     return None
 
 
-def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence[Witness], below: str = "") -> Places:
+def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence[Witness]) -> Places:
     """Return how to recognize rows by the names of ``functions`` in a plan. ``witnesses``: observers of these rows."""
     partitions = {rdd: count for witness in witnesses for rdd, count in witness.partitions().items()}
     calls = {call: target for witness in witnesses for call, target in witness.calls.items()}
-    return Places(tuple(functions), notes, partitions, below, calls)
+    return Places(tuple(functions), notes, partitions, calls=calls)
 
 
 def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:

@@ -149,7 +149,7 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     def _name_view(self, create: Callable[[str], None], name: str) -> None:
         create(name)
-        self._trail.witness.views[name.lower()] = frame_step(self)
+        self._trail.witness.views[name.replace("`", "").lower()] = frame_step(self)
 
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
         """Make a checkpoint, which delivers nothing. A failed checkpoint counts as a failed delivery, because the

@@ -58,7 +58,7 @@ _OVER_WHOLE_GROUPS = re.compile(r", (202|252)$")
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
 _READ = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
 _WRITES = re.compile(
-    r"^(AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
+    r"^(AppendData\w*|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
     r"(?!Cache)\w*AsSelect|"
     r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
 )
@@ -68,7 +68,7 @@ _INSERTS = re.compile(r"^Execute Insert")
 _MAY_SKIP = re.compile(r"^Execute InsertIntoHiveTable .*, \w+, true, \[")
 # A write by Spark's data source V2 interface, and the name of its target.
 _V2 = re.compile(
-    r"^(?:AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteToDataSourceV2|(?!Execute)\w*AsSelect) ?(.*)"
+    r"^(?:AppendData\w*|Overwrite\w*|ReplaceData|WriteDelta|WriteToDataSourceV2|(?!Execute)\w*AsSelect) ?(.*)"
 )
 
 
@@ -77,15 +77,16 @@ class Places:
     """How to recognize the rows of a sink in what Spark ran.
 
     ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, a function that
-    a node below that node must run. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
-    partitions of each watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the
-    call site that the executions within a call have.
+    a node below that node must run. ``step``: if set, a function that the plan must name somewhere. ``notes``: what
+    tasks wrote about the rows. ``partitions``: the number of partitions of each watched RDD, by (tag, number in notes).
+    ``calls``: the targets of the client's own calls, by the call site that the executions within a call have.
     """
 
     functions: tuple[str, ...]
     notes: Sequence[Note] = ()
     partitions: Mapping[tuple[str, int], int] = field(default_factory=dict)
     below: str = ""
+    step: str = ""
     calls: Mapping[str, Target] = field(default_factory=dict)
 
     @property
@@ -93,8 +94,12 @@ class Places:
         """The user's functions that have left some of their rows unread."""
         return frozenset(note.function for note in self.notes if note.kind == "cut")
 
-    def are_in(self, text: str) -> bool:
-        return any(function in text for function in self.functions)
+    def are_in(self, plan: str) -> bool:
+        return self.step in plan and self.are_of(plan)
+
+    def are_of(self, node: str) -> bool:
+        """Whether a node with this text runs one of the functions."""
+        return any(function in node for function in self.functions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +201,12 @@ class Graph:
         execution itself has read the rows to the end of a task. ``has_ended`` is False if the execution reads rows that
         another execution cached."""
         found = self._found(places)
-        names = {self._nodes[above][0] for number in found for path in self._paths_up(number) for above in path}
+        paths = [{self._nodes[above][0] for above in path} for number in found for path in self._paths_up(number)]
+        names = set[str]().union(*paths)
         if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):
+            return False
+        # A limit above a union may have been reached before any partition of these rows was read.
+        if any("Union" in path and not CUTS.isdisjoint(path) for path in paths):
             return False
         return all(_is_zero(self._metrics[number], values) for number in found)
 
@@ -208,7 +217,7 @@ class Graph:
         return any(_MAY_SKIP.match(text) or "" in _rows(self._metrics[number], values) for number, text in inserts)
 
     def _found(self, places: Places) -> list[int]:
-        return [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
+        return [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_of(text)]
 
     def _paths_up(self, number: int) -> Iterator[tuple[int, ...]]:
         """Yield each path up from a node as the nodes above it, the nearest first."""

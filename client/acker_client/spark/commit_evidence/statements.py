@@ -25,7 +25,9 @@ from acker_client.spark.driver.catalyst import each
 from acker_client.spark.driver.lineage import new_tag
 
 _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace)\s+table)\b", re.IGNORECASE)
-_VIEW = re.compile(r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
+_VIEW = re.compile(
+    r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?(?:`([^`]+)`|(\w+))", re.IGNORECASE
+)
 # The plan nodes of statements that contain a query.
 _HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
 # Messages name a statement by this many characters of its text.
@@ -89,7 +91,7 @@ def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Tra
                         trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
                 raise
         for trail, _ in over:
-            trail.witness.views.update({name.lower(): new_tag() for name in _VIEW.findall(text)})
+            trail.witness.views.update({"".join(name).lower(): new_tag() for name in _VIEW.findall(text)})
         return made
 
     return run
@@ -126,9 +128,13 @@ def _analysed(spark: SparkSession, text: str) -> Hashable | None:
 
 def _views(trail: Trail, text: str, kwargs: dict[str, Any]) -> tuple[object, ...]:
     """Return the views and frames of the rows that a statement uses, each as a key that is equal for equal rows."""
-    words = set(re.findall(r"\w+", text.lower()))
+    text = text.replace("`", "").lower()
     given = [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
-    return (*(step for name, step in sorted(trail.witness.views.items()) if name in words), *given)
+    return (*(step for name, step in sorted(trail.witness.views.items()) if _names(text, name)), *given)
+
+
+def _names(text: str, view: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(view)}(?!\w)", text) is not None
 
 
 def _is_over(value: object, trail: Trail) -> bool:

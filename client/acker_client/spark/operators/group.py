@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from acker_client.spark.anchoring.anchors import Positions, unpack
+from acker_client.spark.anchoring.order import in_order
 from acker_client.spark.driver.columns import into_python
 from acker_client.spark.operators.declared import (
     OnError,
@@ -33,7 +34,7 @@ from acker_client.spark.operators.merging import (
 )
 from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker import chain
-from acker_client.spark.worker.returns import OperatorError, checked_columns, kind_of
+from acker_client.spark.worker.returns import OperatorError, checked_columns, kind_of, one_batch
 from acker_client.spark.worker.rows import arrow_schema
 
 GroupFunction = Callable[[pa.Table], Any]
@@ -137,7 +138,7 @@ class GroupTask:
 
     def of_group(self, table: pa.Table) -> pa.Table:
         """Return the output for one group; see :meth:`Merging.merge`."""
-        rows = unpack(chain.renamed(table, self.names).combine_chunks().to_batches()[0])
+        rows = in_order(unpack(one_batch(chain.renamed(table, self.names))))
         make = partial(self.function, pa.Table.from_batches([rows.data]))
         return self.merging.merge(rows.anchors, make, partial(self.checked, rows=len(rows)), table.schema)
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from acker_client.spark.anchoring.anchors import TRACKING, reserved
 from acker_client.spark.driver import lineage
@@ -57,6 +57,7 @@ def join(
         upstream = plan.inspect(df, f"operator {name!r}")
         given = user_schema(df)
         _refuse_unfit(name, given, keys, added)
+        _refuse_texts(name, given, struct_type(other.schema), keys)
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.batches))
         joined = df.join(right, keys, "left")
         # The values must be hashed: Spark may collect the matches of a key in a different order each time.
@@ -74,6 +75,18 @@ def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[Str
     double = [field.name for field in added if field.name in given.names]
     if double:
         raise ValueError(f"{name}: both sides have a column {double[0]!r}; rename it on one of them, or join on it too")
+
+
+def _refuse_texts(name: str, given: StructType, table: StructType, keys: list[str]) -> None:
+    """Raise ValueError if a key is text in the table alone: Spark would cast it, and two texts may be one value."""
+    for key in keys:
+        ours, theirs = given[key].dataType, table[key].dataType
+        if isinstance(theirs, StringType) and not isinstance(ours, StringType):
+            raise ValueError(
+                f"{name}: the key {key!r} is {ours.simpleString()} on the tracked side and text in the table, where"
+                f" several texts may be one value. Make it one type first, as table.withColumn({key!r},"
+                f" F.col({key!r}).cast({ours.simpleString()!r}))"
+            )
 
 
 def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:

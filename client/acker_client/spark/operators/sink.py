@@ -69,12 +69,11 @@ class Sink(Generic[Args, Value]):
         chain = applied.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
         # Only the same sink with the same arguments on the same rows may make up for an earlier failure.
-        key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._identity, *args, kwargs))
+        key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._identity, *args, kwargs), df)
         evidence = batches[0].evidence_of(key, self.name)
         for batch in batches[1:]:
             batch.share(key, evidence, batches[0])
         rows, node = evidence.planned(
-            df,
             lambda: fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches),
         )
         witness = evidence.begin_call(node, rows)
@@ -118,19 +117,30 @@ class Call:
     """The key of a sink call.
 
     ``over``: the name of the sink, and the tags of the steps that made its rows. ``given``: the function, the object to
-    which it is bound if it is a method, and all arguments except the rows. Two calls are equal if their arguments are
-    identical or equal. The key holds references to the arguments, so that no new object can have the identity of a
-    deleted one.
+    which it is bound if it is a method, and all arguments except the rows, ``df``. Two calls are equal if their
+    arguments are identical or equal, and their frames compute the same rows. The key holds references to the arguments,
+    so that no new object can have the identity of a deleted one.
     """
 
     over: tuple[str, ...]
     given: tuple[object, ...]
+    df: DataFrame
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and self.over == other.over and _are_alike(self.given, other.given)
+        return (
+            isinstance(other, Call)
+            and self.over == other.over
+            and _are_alike(self.given, other.given)
+            and _are_same(self.df, other.df)
+        )
 
     def __hash__(self) -> int:
         return hash(self.over)
+
+
+def _are_same(ours: DataFrame, theirs: DataFrame) -> bool:
+    # `sameSemantics` ignores the names of columns.
+    return ours is theirs or (ours.schema == theirs.schema and bool(ours._jdf.sameSemantics(theirs._jdf)))
 
 
 def _are_alike(ours: Sequence[object], theirs: Sequence[object]) -> bool:

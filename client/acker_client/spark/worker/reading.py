@@ -43,7 +43,7 @@ class _Watched:
     def __init__(self, parts: Iterable[Any], size: Callable[[Any], int]) -> None:
         self._parts = iter(parts)
         self._size = size
-        self._has_given = self._has_ended = False
+        self._has_given = self._has_ended = self._has_failed = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -54,6 +54,10 @@ class _Watched:
         except StopIteration:
             self._has_ended = True
             raise
+        except BaseException:
+            # A generator that has raised ends at the next question, as if it had been read to its end.
+            self._has_failed = True
+            raise
         self._has_given = self._has_given or self._size(part) > 0
         return part
 
@@ -62,9 +66,11 @@ class _Watched:
         """Whether the input was read until it ended, or had no rows.
 
         A function that takes the last part, but does not ask for another part, may have used only some rows of the last
-        part.
+        part. A function that goes on after the input has raised has lost the rest.
         """
-        return self._has_ended or not (self._has_given or any(map(self._size, self._parts)))
+        if self._has_failed or self._has_ended:
+            return not self._has_failed
+        return not (self._has_given or any(map(self._size, self._parts)))
 
 
 def over_batches(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
