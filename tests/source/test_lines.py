@@ -225,3 +225,43 @@ def test_a_malformed_json_line_fails_alone_and_its_neighbours_are_as_without_it(
         assert (reason is None) == (expected is not None), (line, reason)
         assert row == (expected or dict.fromkeys(ORDER.names))
         assert reason is None or reason.startswith(f"{path}:{number + 1} (byte ")
+
+
+ITEM = pa.struct([pa.field("sku", pa.string(), nullable=False), ("qty", pa.int32())])
+REQUIRED = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("one", ITEM),
+        ("all", pa.list_(pa.field("item", ITEM, nullable=False))),
+    ]
+)
+REQUIRED_LINES = {
+    '{"id": 1}': "",
+    '{"id": 1, "one": null, "all": []}': "",
+    '{"id": 1, "one": {"sku": "a"}, "all": [{"sku": "b", "qty": 2}]}': "",
+    '{"one": {"sku": "a"}}': "id",
+    '{"id": null}': "id",
+    '{"id": 1, "one": {"qty": 2}}': "one.sku",
+    '{"id": 1, "all": [{"sku": "a"}, null]}': "all[]",
+    '{"id": 1, "all": [{"sku": "a"}, {"sku": null}]}': "all[].sku",
+    "broken": "",
+}
+
+
+@given(st.lists(st.sampled_from(list(REQUIRED_LINES)), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_a_json_line_without_a_value_that_is_not_null_fails_alone_and_names_the_field(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "orders.jsonl"
+    path.write_text("".join(line + "\n" for line in lines))
+    driven = Driven(FileInput(path, JsonParser(REQUIRED)))
+    pieces = driven.slices(driven.drain(), 1)
+    assert all(records.columns.schema == REQUIRED for piece in pieces for records in piece.read())
+    for line, (_, row, reason) in zip(lines, rows_of(pieces), strict=True):
+        if line == "broken":
+            assert (reason or "").endswith("not a JSON object")
+        elif REQUIRED_LINES[line]:
+            assert (reason or "").endswith(f"malformed JSON ({REQUIRED_LINES[line]} is NOT NULL, and missing or null)")
+        else:
+            assert (reason, row["id"]) == (None, 1)

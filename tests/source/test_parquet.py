@@ -151,6 +151,17 @@ def test_a_value_that_does_not_fit_its_column_fails_alone(tmp_path: Path) -> Non
     assert "a.parquet: a value does not fit its column" in read.unreadable[1]
 
 
+def test_a_row_without_a_value_that_is_not_null_fails_alone_and_its_letter_has_its_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), tmp_path / "a.parquet")
+    driven = Driven(ParquetInput(tmp_path, arrow_schema("a bigint NOT NULL, b string")))
+    records = driven.drain()
+    ((read,),) = [list(piece.read()) for piece in driven.slices(records)]
+    assert read.columns.slice(0, 1).to_pylist() == [{"a": 1, "b": "x"}]
+    reason = f"{tmp_path}/a.parquet: a value does not fit its column (a is NOT NULL, and missing or null)"
+    assert read.unreadable == {1: reason}
+    assert driven.values(records) == [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
+
+
 def test_a_type_that_spark_has_not_is_refused_with_the_column_to_give(tmp_path: Path) -> None:
     pq.write_table(pa.table({"u": pa.array([1], pa.uint64())}), tmp_path / "a.parquet")
     with pytest.raises(SourceError, match="the column 'u' is uint64, which Spark does not have: give a schema"):

@@ -268,6 +268,21 @@ def test_lines_of_json_have_the_columns_that_they_had_and_say_where_they_came_fr
     assert rows[3] == ({"sku": None, "qty": 1, "at": None}, None)
 
 
+def test_a_letter_without_a_value_that_is_not_null_fails_alone(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("sku", pa.string())])
+    path = written(
+        tmp_path / "again.jsonl", letter(b'{"id": 1}'), letter(b"{}"), letter({"sku": "a"}), letter({"id": 2})
+    )
+    rows = rows_of(path, LetterParser(schema))
+    assert [row["id"] for row, _ in rows] == [1, None, None, 2]
+    assert [reason for _, reason in rows] == [
+        None,
+        "a.jsonl:7 (byte 1234): malformed JSON (id is NOT NULL, and missing or null)",
+        "a.jsonl:7: a value does not fit its column (id is NOT NULL, and missing or null)",
+        None,
+    ]
+
+
 def test_a_letter_that_cannot_become_a_row_fails_alone_with_its_reason(tmp_path: Path) -> None:
     path = written(tmp_path / "again.jsonl", letter(None), letter({"a": 1}), letter(b"x", topic="t", partition=3))
     path.write_text("rubbish\n" + path.read_text())

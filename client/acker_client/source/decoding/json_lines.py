@@ -1,19 +1,22 @@
 """JSON lines: one JSON object per line, parsed into columns by Arrow.
 
 A line is malformed if it is no JSON object, or if its values do not fit the schema. Only that line fails, and it does
-not affect the other lines. Fields that the schema does not name are ignored; missing fields become null.
+not affect the other lines. Fields that the schema does not name are ignored; missing fields become null,
+which a field that is NOT NULL refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
+from acker_client.source.decoding.columns import without_missing
 from acker_client.source.decoding.lines import Lines, not_utf8, too_long
 
 OPENING = ord("{")
@@ -71,16 +74,41 @@ class JsonParser:
         row. So if there are as many rows as lines, each line has made one row.
         """
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1)
-        parsing = pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
+        parsing = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema([(field.name, _parsed_as(field.type)) for field in self.schema]),
+            unexpected_field_behavior="ignore",
+        )
         try:
             table = pyarrow.json.read_json(pa.BufferReader(content), reading, parsing)
+            if table.num_rows != count:
+                return f"{table.num_rows} objects on {count} lines"
+            batch: pa.RecordBatch = table.select(self.schema.names).combine_chunks().to_batches()[0]
+            for index, field in enumerate(self.schema):
+                batch = batch.set_column(index, field, _retyped(batch.column(index), field.type))
+            return without_missing(batch)
         except pa.ArrowException as error:
             return str(error).partition("\n")[0]
-        if table.num_rows != count:
-            return f"{table.num_rows} objects on {count} lines"
-        batches = table.select(self.schema.names).combine_chunks().to_batches()
-        batch: pa.RecordBatch = batches[0]
-        return batch
+
+
+def _parsed_as(type_: Any) -> Any:
+    """Return the type that Arrow's parser gets: all fields nullable, since it refuses a null struct with a field that
+    is NOT NULL."""
+    if pa.types.is_struct(type_):
+        return pa.struct([(field.name, _parsed_as(field.type)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(_parsed_as(type_.value_type))
+    return type_
+
+
+def _retyped(column: Any, type_: Any) -> Any:
+    """Return a parsed column as ``type_``."""
+    if pa.types.is_struct(type_):
+        inner = [_retyped(values, field.type) for values, field in zip(column.flatten(), type_, strict=True)]
+        return pa.StructArray.from_arrays(inner, fields=list(type_), mask=column.is_null())
+    if pa.types.is_list(type_):
+        items = _retyped(column.values, type_.value_type)
+        return pa.ListArray.from_arrays(column.offsets, items, type=type_, mask=column.is_null())
+    return column
 
 
 def _look_like_objects(lines: Lines) -> npt.NDArray[np.bool_]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from acker_client.source.decoding.columns import without_missing
 from acker_client.source.decoding.content import (
     READ_S,
     LocalContent,
@@ -272,7 +273,7 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         else pa.nulls(rows.num_rows, field.type)
         for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return without_missing(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 def _as(column: Any, type_: Any) -> Any:

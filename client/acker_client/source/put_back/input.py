@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from acker_client.source.decoding.columns import without_missing
 from acker_client.source.decoding.content import LinePart
 from acker_client.source.decoding.gz import is_gz
 from acker_client.source.decoding.json_lines import JsonParser
@@ -204,6 +205,6 @@ def _whole_row(letter: DeadLetter, columns: Mapping[str, Any], schema: pa.Schema
 def _columns_row(letter: DeadLetter, row: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
     try:
         values = {field.name: of_json(row.get(field.name), field.type) for field in schema}
-        return pa.RecordBatch.from_pylist([values], schema)
+        return without_missing(pa.RecordBatch.from_pylist([values], schema))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise Unreadable(f"{letter.where}: a value does not fit its column ({error})") from None
