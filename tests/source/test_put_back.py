@@ -283,6 +283,17 @@ def test_a_letter_without_a_value_that_is_not_null_fails_alone(tmp_path: Path) -
     ]
 
 
+def test_a_line_of_json_that_cannot_give_the_columns_fails_alone_and_letters_with_columns_are_read(
+    tmp_path: Path,
+) -> None:
+    schema = pa.schema([("counts", pa.map_(pa.string(), pa.int64()))])
+    path = written(tmp_path / "again.jsonl", letter(b'{"counts": {"a": 1}}'), letter({"counts": [["a", 1]]}))
+    (first, why), second = rows_of(path, LetterParser(schema))
+    assert first == {"counts": None}
+    assert (why or "").startswith("a.jsonl:7 (byte 1234): JSON lines cannot have a column of type map<string, int64>: ")
+    assert second == ({"counts": [("a", 1)]}, None)
+
+
 def test_a_letter_that_cannot_become_a_row_fails_alone_with_its_reason(tmp_path: Path) -> None:
     path = written(tmp_path / "again.jsonl", letter(None), letter({"a": 1}), letter(b"x", topic="t", partition=3))
     path.write_text("rubbish\n" + path.read_text())

@@ -187,7 +187,11 @@ def _text_row(letter: DeadLetter, line: Lines) -> pa.RecordBatch:
 
 
 def _json_row(line: Lines, schema: pa.Schema) -> pa.RecordBatch:
-    row, unreadable = JsonParser(schema).parse(line)
+    try:
+        parser = JsonParser(schema)
+    except ValueError as error:
+        raise Unreadable(f"{line.where(0)}: {error}") from None
+    row, unreadable = parser.parse(line)
     if unreadable:
         raise Unreadable(unreadable[0])
     return row
