@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -702,6 +703,30 @@ def test_a_slice_without_its_broker_ends_with_an_error(opened: list[KafkaInput])
         input_.close()
     with pytest.raises(SourceError, match=rf"Kafka gave nothing of {topic}/0 from offset 0, where records up to 3"):
         rows_of(slices)
+
+
+def test_the_originals_of_brokers_that_are_away_are_an_error_and_never_without_their_records(
+    opened: list[KafkaInput],
+) -> None:
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(5, 5)
+        input_ = kafka_input(kafka, topic, timeout_s=0.5)
+        opened.append(input_)
+        driven = Driven(input_)
+        records = driven.drain()
+        kafka.pause()
+        try:
+            with pytest.raises(Unreachable, match=rf"Kafka gave nothing of {topic}/0 from offset 0"):
+                driven.originals(records)
+        finally:
+            kafka.resume()
+        while True:
+            # The library needs some time to see that its brokers are back.
+            with contextlib.suppress(Unreachable):
+                values = driven.values(records)
+                break
+        assert values == [b"%d.%d" % (partition, k) for partition in range(2) for k in range(5)]
+        input_.close()
 
 
 class Refused(Broker):

@@ -20,10 +20,13 @@ from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, S
 from acker_client.source.engine.environment import arrow_schema, spark_schema
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import find_parquet_files, schema_of
+from acker_client.source.storage.store import Store
+from acker_client.source.waiting import OutOfReach
 from tests.source.disks import without_rights
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 from tests.source.logs import MemoryCheckpoint
+from tests.source.stores import filesystem_over
 
 NUMBERS = pa.schema([("value", pa.string())])
 
@@ -211,6 +214,24 @@ def test_a_file_whose_name_is_not_utf8_is_read_like_the_others(tmp_path: Path) -
     records = driven.drain()
     assert [row["value"] for row in rows_of(driven.slices(records))] == ["one", "two"]
     assert driven.origins(records)["path"].to_pylist() == [f"{tmp_path}/\\xff.parquet"] * 2
+
+
+def test_the_originals_of_a_store_that_is_away_are_an_error_and_never_without_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acker_client.source.parquet.rows.READ_S", 0.0)
+    write(tmp_path / "a.parquet", ["one", "two"])
+    driven = Driven(ParquetInput("*.parquet", NUMBERS, filesystem=filesystem_over(tmp_path)))
+    records = driven.drain()
+
+    def refuse(store: Store, path: str) -> Any:
+        raise OutOfReach("SlowDown")
+
+    with monkeypatch.context() as away:
+        away.setattr(Store, "open", refuse)
+        with pytest.raises(OutOfReach):
+            driven.originals(records)
+    assert driven.values(records) == [{"value": "one"}, {"value": "two"}]
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error_never_other_records(tmp_path: Path) -> None:

@@ -249,8 +249,7 @@ class KafkaInput:
         return origins_of(chosen)
 
     def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
-        reader = self._readers.of(self.options.connection)
-        return [original for each in chosen for original in originals_of(reader, each, self.options.decoding)]
+        return originals_of(self._readers.of(self.options.connection), chosen, self.options.decoding)
 
     def keys(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Any]:
         return shown_keys_of(self._readers.of(self.options.connection), chosen)
