@@ -54,7 +54,7 @@ class TopicLog:
     this source ends, if it ends. ``done``: includes all offsets below the one at which this run began. ``committed``:
     the offset that the group has committed; None if this input does not commit. ``allowance``: None without a rate.
     ``short_since_s``: since when the log has ended before ``next``. ``missing_since_s``: since when its topic has not
-    been listed.
+    been listed. ``is_away``: no broker has given its end in the last answer; nothing of it is planned then.
     """
 
     next: int
@@ -65,10 +65,11 @@ class TopicLog:
     allowance: Allowance | None = None
     short_since_s: float | None = None
     missing_since_s: float | None = None
+    is_away: bool = False
 
     @property
     def backlog(self) -> int:
-        if self.missing_since_s is not None:
+        if self.missing_since_s is not None or self.is_away:
             return 0
         return max(0, (self.end if self.stop is None else min(self.stop, self.end)) - self.next)
 
