@@ -29,8 +29,8 @@ from acker_client.source.engine.environment import arrow_schema
 from acker_client.source.engine.source import Source
 from acker_client.source.frame.input import FrameInput
 from acker_client.source.put_back import store
-from acker_client.source.put_back.input import LetterParser, PutBackInput, _columns_row, first_columns, letter_of
-from acker_client.source.put_back.letter_lines import Moved
+from acker_client.source.put_back.input import LetterParser, PutBackInput, _columns_row, first_columns
+from acker_client.source.put_back.letter_lines import Moved, letter_of
 from acker_client.source.put_back.store import put_back, read_letters
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX
 from tests.source.disks import without_rights

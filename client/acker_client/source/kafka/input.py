@@ -564,8 +564,8 @@ class KafkaInput:
     def _first(self, at: At, committed: Committed, commit: Commit | None, is_known: bool, first: int) -> int:
         """Return the offset to go on from: after the records that this source has done, else as ``first_poll`` says.
 
-        ``is_known``: this source has read the topic before. A commit that is not its own has then replaced its own
-        commit, and records below it may not be done.
+        ``is_known``: this source has read the topic before. It then does not begin at the commit of another program:
+        that program has replaced this source's commit, and may have skipped records that this source has not done.
         """
         prefix = committed.done.prefix
         if commit is not None and commit.own is not None:

@@ -22,7 +22,8 @@ CATCH_UP_S, IDLE_S = 60.0, 1.0
 class Allowance:
     """The records of one partition that may be planned, at most ``records_per_s`` on average.
 
-    Time counts in which the source was busy, up to ``CATCH_UP_S``. Unused records count as long as ``IDLE_S`` fills.
+    ``available`` adds the records for the time since its last call, for ``CATCH_UP_S`` at most. It keeps unused records
+    from before that call, but no more than come in ``IDLE_S``.
     """
 
     __slots__ = ("_at_s", "_rate", "_saved")

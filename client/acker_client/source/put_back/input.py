@@ -27,6 +27,7 @@ from acker_client.source.decoding.values import ddl_of, jsonable, of_json
 from acker_client.source.files.input import FileInput
 from acker_client.source.files.line_files import EXAMPLE, find_line_files
 from acker_client.source.paths import Paths, given_paths
+from acker_client.source.put_back.letter_lines import letter_of
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.input import Chosen, Original
 from acker_client.source.storage.connecting import START_S, store_of
@@ -139,14 +140,6 @@ def _open_local(path: str) -> BinaryIO:
 
 def _open_object(store: Store, path: str) -> BinaryIO:
     return store.open(path).buffered()
-
-
-def letter_of(line: bytes) -> DeadLetter | str:
-    """Return the letter on a line, or the text of the problem."""
-    try:
-        return DeadLetter.of_json(line.decode(errors="surrogatepass"))
-    except ValueError as error:
-        return str(error)
 
 
 def _first_original(line: Original) -> Original:
