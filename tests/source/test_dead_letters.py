@@ -8,6 +8,7 @@ import json
 import os
 import stat
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from acker_client.source.dead_letters import letters_file as dead_letters
 from acker_client.source.dead_letters.letters_file import DeadLetterFile
 from acker_client.source.dead_letters.letters_log import DeadLetterLog
 from acker_client.source.decoding.lines import LINE_BYTES_MAX
+from acker_client.source.engine import dead_lettering
 from acker_client.source.errors import SourceError
+from acker_client.source.files.input import FileInput
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
+from acker_client.source.waiting import OutOfReach, outlast
 from tests.source.disks import forbidden, full, room_for
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 
@@ -285,3 +289,35 @@ def test_a_file_of_the_name_log_is_named_by_its_path(tmp_path: Path, monkeypatch
     cluster.write("a.txt", "bad")
     cluster.source(dead_letters="./log", retry=Retry(max_retries=0)).run(NO_SPARK, failing(lambda row: True))
     assert json.loads((tmp_path / "log").read_text())["value"] == "bad"
+
+
+def test_letters_wait_for_an_input_that_is_away_and_if_it_stays_away_the_run_ends_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, waits, originals = Cluster(tmp_path), list[float](), FileInput.originals
+    cluster.write("a.txt", "good", "bad", "worse")
+    now_s, back_s = [0.0], [50.0]
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now_s[0] += seconds
+
+    def away_for_a_while(input_: Any, chosen: Any) -> Any:
+        if now_s[0] < back_s[0]:
+            raise OutOfReach("the store does not answer")
+        return originals(input_, chosen)
+
+    monkeypatch.setattr(FileInput, "originals", away_for_a_while)
+    monkeypatch.setattr(dead_lettering, "outlast", partial(outlast, clock=lambda: now_s[0], sleep=sleep))
+    options: dict[str, Any] = {"checkpoint": tmp_path / "c", "retry": Retry(max_retries=0)}
+    assert cluster.source(**options).run(NO_SPARK, failing(lambda row: row.value == "bad")).dead_lettered == 1
+    (line,) = (tmp_path / "dead.jsonl").read_text().splitlines()
+    assert DeadLetter.of_json(line).value == b"bad"
+    assert sum(waits) >= 50.0
+    cluster.write("b.txt", "bad too")
+    back_s[0] = 10_000.0
+    with pytest.raises(SourceError, match=r"records cannot be read: the store does not answer\. nothing is lost"):
+        cluster.source(**options).run(NO_SPARK, failing(lambda row: True))
+    assert len((tmp_path / "dead.jsonl").read_text().splitlines()) == 1
+    again = cluster.source(**options).run(NO_SPARK, save_all)
+    assert (again.records, again.acked) == (1, 1)

@@ -101,10 +101,19 @@ def test_good_values_come_as_they_are_and_a_spoiled_one_is_refused_with_its_plac
         (pa.timestamp("us", "UTC"), "2026-11-25T10:00:00+01:00", datetime(2026, 11, 25, 9, tzinfo=UTC)),
         (pa.string(), UUID(int=5), str(UUID(int=5))),
         (pa.float64(), 3, 3.0),
+        (pa.float32(), 0.1, 0.1),
+        (pa.float32(), 16777216, 16777216.0),
     ],
 )
 def test_forms_that_other_formats_have_for_a_value_are_taken(type_: Any, given_: Any, fitted: Any) -> None:
     assert fitted_column([given_], type_, fit_of(type_)) == (pa.array([fitted], type_), {})
+
+
+@pytest.mark.parametrize("given_", [1e300, -1e39, 16777217, -16777217, True, "1.0"])
+def test_a_number_that_a_float_does_not_hold_is_refused_not_changed(given_: Any) -> None:
+    column, reasons = fitted_column([0.5, given_], pa.float32(), fit_of(pa.float32()))
+    assert column.to_pylist() == [0.5, None]
+    assert reasons[1].startswith(f"{given_!r} is not a number that a ")
 
 
 def test_a_type_that_no_value_has_is_refused_by_name() -> None:

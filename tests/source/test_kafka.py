@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
 import random
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -704,6 +707,144 @@ def test_a_slice_without_its_broker_ends_with_an_error(opened: list[KafkaInput])
         rows_of(slices)
 
 
+def test_the_originals_of_brokers_that_are_away_are_an_error_and_never_without_their_records(
+    opened: list[KafkaInput],
+) -> None:
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(5, 5)
+        input_ = kafka_input(kafka, topic, timeout_s=0.5)
+        opened.append(input_)
+        driven = Driven(input_)
+        records = driven.drain()
+        kafka.pause()
+        try:
+            with pytest.raises(Unreachable, match=rf"Kafka gave nothing of {topic}/0 from offset 0"):
+                driven.originals(records)
+        finally:
+            kafka.resume()
+        while True:
+            # The library needs some time to see that its brokers are back.
+            with contextlib.suppress(Unreachable):
+                values = driven.values(records)
+                break
+        assert values == [b"%d.%d" % (partition, k) for partition in range(2) for k in range(5)]
+        input_.close()
+
+
+class Leaderless(Broker):
+    """A broker some of whose partitions have no leader. The mock cluster cannot lose one."""
+
+    without: ClassVar[set[int]] = set()
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        super().__init__(connection)
+        self._consumer = LeaderlessConsumer(self._consumer, self.without)
+
+
+@dataclass
+class LeaderlessConsumer:
+    consumer: Any
+    without: set[int]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.consumer, name)
+
+    def offsets_for_times(self, asked: list[Any], timeout: float) -> list[Any]:
+        led = [each for each in asked if each.partition not in self.without]
+        error = library().KafkaError(library().KafkaError.LEADER_NOT_AVAILABLE)
+        lost = [SimpleNamespace(topic=each.topic, partition=each.partition, offset=-1, error=error) for each in asked]
+        answered = self.consumer.offsets_for_times(led, timeout=timeout) if led else []
+        return [*answered, *(each for each in lost if each.partition in self.without)]
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The partitions that have no leader. All waits for them are short."""
+    monkeypatch.setattr("acker_client.source.kafka.input.PLAN_S", 0.05)
+    monkeypatch.setattr("acker_client.source.kafka.input.ANSWER_S", 0.0)
+    monkeypatch.setattr(Leaderless, "without", set())
+    return Leaderless.without
+
+
+def leaderless(opened: list[KafkaInput], kafka: MockKafka, clock: Any = time.monotonic, **options: Any) -> KafkaInput:
+    made = Kafka(bootstrap_servers=kafka.servers, name="orders", timeout_s=10.0, **options).kafka
+    opened.append(KafkaInput(made, broker=Leaderless, clock=clock))
+    return opened[-1]
+
+
+def planned(input_: KafkaInput) -> list[tuple[int, int, int]]:
+    return [(part.number, part.start, part.stop) for part in input_.plan(100, 1).parts]
+
+
+def test_a_partition_without_a_leader_is_left_alone_and_the_others_are_read(
+    kafka: MockKafka, opened: list[KafkaInput], without: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    topic = kafka.new_topic(5, 5)
+    input_ = leaderless(opened, kafka, topics=topic)
+    input_.start({})
+    assert (planned(input_), input_.is_reachable()) == ([(0, 0, 5), (1, 0, 5)], True)
+    for more in range(3):
+        kafka.write(topic, 0, [b"x"])
+        kafka.write(topic, 1, [b"x"])
+        without.add(1)
+        assert (planned(input_), input_.is_reachable()) == ([(0, 5 + more, 6 + more)], False)
+    without.update(range(4))
+    kafka.write(topic, 0, [b"x"])
+    assert (planned(input_), input_.is_reachable()) == ([], False)
+    without.clear()
+    assert input_.is_reachable()
+    assert planned(input_) == [(0, 8, 9), (1, 5, 8)]
+    assert [caplog.text.count(says) for says in (f"has answered for {topic}/1; waiting", "Kafka answers again")] == [
+        1,
+        1,
+    ]
+
+
+def test_a_partition_that_is_known_to_have_more_is_not_planned_without_its_leader(
+    kafka: MockKafka, opened: list[KafkaInput], without: set[int]
+) -> None:
+    topic = kafka.new_topic(0, 5)
+    input_ = leaderless(opened, kafka, topics=topic)
+    input_.start({})
+    assert [(part.start, part.stop) for part in input_.plan(2, 1).parts] == [(0, 2)]
+    without.add(1)
+    assert planned(input_) == []
+    without.clear()
+    assert planned(input_) == [(1, 2, 5)]
+
+
+def test_a_topic_that_is_deleted_while_a_partition_has_no_leader_is_noticed(
+    kafka: MockKafka, opened: list[KafkaInput], without: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, topic, now = kafka.new_topic(1, prefix="leaders"), kafka.new_topic(1, prefix="leaders"), [0.0]
+    input_ = leaderless(opened, kafka, lambda: now[0], pattern="leaders-.*")
+    input_.start({})
+    assert len(planned(input_)) == 2
+    without.add(1)
+    assert (planned(input_), input_.is_reachable()) == ([], False)
+    partitions = Broker.partitions
+    monkeypatch.setattr(
+        Broker, "partitions", lambda *given: {name: n for name, n in partitions(*given).items() if name == kept}
+    )
+    now[0] = 20.0
+    assert input_.plan(100, 1).revoked == []
+    now[0] = 40.0
+    assert input_.plan(100, 1).revoked == [f"{topic}/{number}" for number in range(4)]
+
+
+def test_a_source_does_not_begin_without_the_leader_of_each_partition(
+    kafka: MockKafka, opened: list[KafkaInput], without: set[int]
+) -> None:
+    topic = kafka.new_topic(1, 1)
+    without.add(1)
+    input_ = leaderless(opened, kafka, topics=topic)
+    input_.start({})
+    input_._connected.connection = replace(input_._connected.connection, timeout_s=0.1)
+    with pytest.raises(Unreachable, match=rf"has answered for partition {topic}/1 in 0\.1 s .*Leader not available"):
+        input_.plan(100, 1)
+
+
 class Refused(Broker):
     """A broker that raises the library's error of a missing permission, as the mock cluster has no permissions."""
 
@@ -769,10 +910,10 @@ class Failing(Broker):
 
     fails = False
 
-    def offsets(self, partitions: Any, where: Any, timeout_s: float | None = None) -> dict[At, int]:
+    def offsets(self, *given: Any, **options: Any) -> dict[At, int]:
         if self.fails:
             raise SourceError("no leader")
-        return super().offsets(partitions, where, timeout_s)
+        return super().offsets(*given, **options)
 
     def confirm(self, timeout_s: float) -> str:
         return super().confirm(0.0)

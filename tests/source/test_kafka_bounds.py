@@ -36,9 +36,11 @@ def opened() -> Iterator[list[KafkaInput]]:
 class Timed(Broker):
     """A broker that knows the times of the topic ``timed``: the mock cluster has no index of times."""
 
-    def offsets(self, partitions: Sequence[At], at: int, timeout_s: float | None = None) -> dict[At, int]:
+    def offsets(
+        self, partitions: Sequence[At], at: int, timeout_s: float | None = None, *, some: bool = False
+    ) -> dict[At, int]:
         if at < 0:
-            return super().offsets(partitions, at, timeout_s)
+            return super().offsets(partitions, at, timeout_s, some=some)
         ends = super().offsets(partitions, LATEST, timeout_s)
         return {each: min(end, max(0, -(-(at - 1_000_000) // 1_000))) for each, end in ends.items()}
 

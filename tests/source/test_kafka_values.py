@@ -414,6 +414,25 @@ def test_a_registry_that_is_down_is_waited_for_and_nothing_is_lost(
     assert caplog.text.count("the schema registry answers again") == 1
 
 
+def test_while_only_the_registry_is_away_originals_hold_the_bytes_and_it_is_asked_once(
+    kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = kafka.new_topic()
+    with SchemaRegistryServer() as server:
+        serialize = AvroSerializer(SchemaRegistryClient({"url": server.url}), AVRO)
+        values = [serialized(serialize, {"id": k, "sku": "x", "tags": []}) for k in range(4)]
+        for partition in range(2):
+            kafka.write(topic, partition, values)
+        options = options_of(kafka, topic, values=Hasty(COLUMNS, server.url))
+        driven = driven_of(opened, options["name"], **options)
+        records = driven.drain()
+        server.status = 503
+        assert driven.values(records) == 2 * values
+        assert caplog.text.count("originals of records hold bytes in place of decoded values: the schema registry") == 1
+        server.status = 0
+        assert [value["value"]["id"] for value in driven.values(records)] == 2 * list(range(4))
+
+
 def test_a_wait_for_the_registry_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now, slept = [0.0], list[float]()
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -246,3 +249,80 @@ def test_a_malformed_json_line_fails_alone_and_its_neighbours_are_as_without_it(
         assert (reason is None) == (expected is not None), (line, reason)
         assert row == (expected or dict.fromkeys(ORDER.names))
         assert reason is None or reason.startswith(f"{path}:{number + 1} (byte ")
+
+
+ITEM = pa.struct([pa.field("sku", pa.string(), nullable=False), ("qty", pa.int32())])
+REQUIRED = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("one", ITEM),
+        ("all", pa.list_(pa.field("item", ITEM, nullable=False))),
+    ]
+)
+REQUIRED_LINES = {
+    '{"id": 1}': "",
+    '{"id": 1, "one": null, "all": []}': "",
+    '{"id": 1, "one": {"sku": "a"}, "all": [{"sku": "b", "qty": 2}]}': "",
+    '{"one": {"sku": "a"}}': "id",
+    '{"id": null}': "id",
+    '{"id": 1, "one": {"qty": 2}}': "one.sku",
+    '{"id": 1, "all": [{"sku": "a"}, null]}': "all[]",
+    '{"id": 1, "all": [{"sku": "a"}, {"sku": null}]}': "all[].sku",
+    "broken": "",
+}
+
+
+@given(st.lists(st.sampled_from(list(REQUIRED_LINES)), max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_a_json_line_without_a_value_that_is_not_null_fails_alone_and_names_the_field(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "orders.jsonl"
+    path.write_text("".join(line + "\n" for line in lines))
+    driven = Driven(FileInput(path, JsonParser(REQUIRED)))
+    pieces = driven.slices(driven.drain(), 1)
+    assert all(records.columns.schema == REQUIRED for piece in pieces for records in piece.read())
+    for line, (_, row, reason) in zip(lines, rows_of(pieces), strict=True):
+        if line == "broken":
+            assert (reason or "").endswith("not a JSON object")
+        elif REQUIRED_LINES[line]:
+            assert (reason or "").endswith(f"malformed JSON ({REQUIRED_LINES[line]} is NOT NULL, and missing or null)")
+        else:
+            assert (reason, row["id"]) == (None, 1)
+
+
+DAY_AND_FLOAT = pa.struct([("day", pa.date32()), ("f", pa.float32())])
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ('{"day": "2026-01-31", "f": 0.1}', {"day": date(2026, 1, 31), "f": float(np.float32(0.1))}),
+        ('{"day": null, "f": 16777216}', {"day": None, "f": 16777216.0}),
+        ('{"f": 1e30}', {"day": None, "f": float(np.float32(1e30))}),
+        ('{"day": 20484}', "changed from string to number"),
+        ('{"day": "31.1.2026"}', "Failed to parse string: '31.1.2026' as a scalar of type date32"),
+        ('{"f": 16777217}', "16777217.0 is not a number that a float holds, but a double does"),
+        ('{"f": -1e300}', "-1e+300 is not a number that a float holds"),
+    ],
+)
+def test_dates_and_floats_of_json_lines_come_as_they_are_at_any_depth_or_fail_their_line(
+    tmp_path: Path, value: str, read: Any
+) -> None:
+    path = tmp_path / "orders.jsonl"
+    path.write_text(f'{{"a": {value}}}\n{{}}\n{{"b": [null, {value}]}}\n')
+    source = FileInput(path, JsonParser(pa.schema([("a", DAY_AND_FLOAT), ("b", pa.list_(DAY_AND_FLOAT))])))
+    (_, first, why), (_, middle, none), (_, last, why_too) = rows_in(source, 1)
+    assert (middle, none) == ({"a": None, "b": None}, None)
+    if isinstance(read, str):
+        assert read in (why or "")
+        assert read in (why_too or "")
+    else:
+        assert (first, last) == ({"a": read, "b": None}, {"a": None, "b": [None, read]})
+
+
+@pytest.mark.parametrize("type_", [pa.map_(pa.string(), pa.int32()), pa.duration("us")])
+def test_a_column_type_that_no_json_line_has_is_refused_before_a_line_is_read(type_: Any) -> None:
+    for schema in (type_, pa.list_(type_), pa.struct([("deep", type_)])):
+        with pytest.raises(ValueError, match=rf"cannot have a column of type {re.escape(str(type_))}: give it another"):
+            JsonParser(pa.schema([("a", schema)]))

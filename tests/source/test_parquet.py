@@ -154,6 +154,17 @@ def test_a_value_that_does_not_fit_its_column_fails_alone(tmp_path: Path) -> Non
     assert "a.parquet: a value does not fit its column" in read.unreadable[1]
 
 
+def test_a_row_without_a_value_that_is_not_null_fails_alone_and_its_letter_has_its_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), tmp_path / "a.parquet")
+    driven = Driven(ParquetInput(tmp_path, arrow_schema("a bigint NOT NULL, b string")))
+    records = driven.drain()
+    ((read,),) = [list(piece.read()) for piece in driven.slices(records)]
+    assert read.columns.slice(0, 1).to_pylist() == [{"a": 1, "b": "x"}]
+    reason = f"{tmp_path}/a.parquet: a value does not fit its column (a is NOT NULL, and missing or null)"
+    assert read.unreadable == {1: reason}
+    assert driven.values(records) == [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
+
+
 def test_a_type_that_spark_has_not_is_refused_with_the_column_to_give(tmp_path: Path) -> None:
     pq.write_table(pa.table({"u": pa.array([1], pa.uint64())}), tmp_path / "a.parquet")
     with pytest.raises(SourceError, match="the column 'u' is uint64, which Spark does not have: give a schema"):
@@ -203,6 +214,24 @@ def test_a_file_whose_name_is_not_utf8_is_read_like_the_others(tmp_path: Path) -
     records = driven.drain()
     assert [row["value"] for row in rows_of(driven.slices(records))] == ["one", "two"]
     assert driven.origins(records)["path"].to_pylist() == [f"{tmp_path}/\\xff.parquet"] * 2
+
+
+def test_the_originals_of_a_store_that_is_away_are_an_error_and_never_without_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acker_client.source.parquet.rows.READ_S", 0.0)
+    write(tmp_path / "a.parquet", ["one", "two"])
+    driven = Driven(ParquetInput("*.parquet", NUMBERS, filesystem=filesystem_over(tmp_path)))
+    records = driven.drain()
+
+    def refuse(store: Store, path: str) -> Any:
+        raise OutOfReach("SlowDown")
+
+    with monkeypatch.context() as away:
+        away.setattr(Store, "open", refuse)
+        with pytest.raises(OutOfReach):
+            driven.originals(records)
+    assert driven.values(records) == [{"value": "one"}, {"value": "two"}]
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error_never_other_records(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from acker_client.source.engine.environment import arrow_schema
 from acker_client.source.engine.source import Source
 from acker_client.source.frame.input import FrameInput
 from acker_client.source.put_back import store
-from acker_client.source.put_back.input import LetterParser, PutBackInput, _columns_row, first_columns, letter_of
-from acker_client.source.put_back.letter_lines import Moved
+from acker_client.source.put_back.input import LetterParser, PutBackInput, _columns_row, first_columns
+from acker_client.source.put_back.letter_lines import Moved, letter_of
 from acker_client.source.put_back.store import put_back, read_letters
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX
 from tests.source.disks import without_rights
@@ -266,6 +266,32 @@ def test_lines_of_json_have_the_columns_that_they_had_and_say_where_they_came_fr
     assert (rows[1][1] or "").startswith("a.jsonl:7 (byte 1234): malformed JSON")
     assert (rows[2][1] or "").startswith("a.jsonl:7 (byte 1234): not valid UTF-8")
     assert rows[3] == ({"sku": None, "qty": 1, "at": None}, None)
+
+
+def test_a_letter_without_a_value_that_is_not_null_fails_alone(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("sku", pa.string())])
+    path = written(
+        tmp_path / "again.jsonl", letter(b'{"id": 1}'), letter(b"{}"), letter({"sku": "a"}), letter({"id": 2})
+    )
+    rows = rows_of(path, LetterParser(schema))
+    assert [row["id"] for row, _ in rows] == [1, None, None, 2]
+    assert [reason for _, reason in rows] == [
+        None,
+        "a.jsonl:7 (byte 1234): malformed JSON (id is NOT NULL, and missing or null)",
+        "a.jsonl:7: a value does not fit its column (id is NOT NULL, and missing or null)",
+        None,
+    ]
+
+
+def test_a_line_of_json_that_cannot_give_the_columns_fails_alone_and_letters_with_columns_are_read(
+    tmp_path: Path,
+) -> None:
+    schema = pa.schema([("counts", pa.map_(pa.string(), pa.int64()))])
+    path = written(tmp_path / "again.jsonl", letter(b'{"counts": {"a": 1}}'), letter({"counts": [["a", 1]]}))
+    (first, why), second = rows_of(path, LetterParser(schema))
+    assert first == {"counts": None}
+    assert (why or "").startswith("a.jsonl:7 (byte 1234): JSON lines cannot have a column of type map<string, int64>: ")
+    assert second == ({"counts": [("a", 1)]}, None)
 
 
 def test_a_letter_that_cannot_become_a_row_fails_alone_with_its_reason(tmp_path: Path) -> None:

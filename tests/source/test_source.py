@@ -414,6 +414,28 @@ def test_a_source_whose_replay_cannot_be_read_waits_between_its_questions(
     assert min(np.diff(asked)) > 0
 
 
+def test_while_replays_cannot_be_read_new_records_go_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.write("a.txt", *"abcd")
+    seen, asked = list[str](), list[bool]()
+
+    def is_reachable(_: object) -> bool:
+        asked.append(len(seen) >= 4)
+        return asked[-1] or len(asked) > 100
+
+    monkeypatch.setattr(FileInput, "is_reachable", is_reachable)
+    source = cluster.source(retry=Retry(initial_s=0, cap_s=0), batch_records=1)
+
+    def process(batch: Batch) -> None:
+        (row,) = frame_of(batch).rows()
+        seen.append(row.value)
+        if seen == ["a"]:
+            raise ArithmeticError("the first try fails")
+        frame_of(batch).ack([row])
+
+    assert source.run(NO_SPARK, process).acked == 4
+    assert seen == ["a", "b", "c", "d", "a"]
+
+
 def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(40)))
     log = Log()

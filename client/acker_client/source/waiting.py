@@ -18,7 +18,8 @@ T = TypeVar("T")
 # When a line says that something is awaited: the first time, and the time from there to the next line.
 FIRST_REMINDER_S, REMINDER_S = 10.0, 60.0
 WAITS = Backoff(first_s=0.2, cap_s=10.0)
-# How long a run waits for the store of its checkpoint or dead letters, before it ends. Nothing is lost then.
+# How long a run waits for the store of its checkpoint or dead letters, or for the records of dead letters, before it
+# ends. Nothing is lost then.
 OUTAGE_S = 300.0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
+from struct import pack, unpack
 from typing import Any
 from uuid import UUID
 
@@ -171,6 +172,18 @@ def _floating(value: Any) -> float:
     raise _misfit(value, "a number that a double holds")
 
 
+def _single(value: Any) -> float:
+    number = _floating(value)
+    try:
+        (held,) = unpack("<f", pack("<f", number))
+    except OverflowError:
+        held = None
+    # A fraction is rounded, as any fraction of a float is.
+    if held is None or (isinstance(value, int) and held != value):
+        raise _misfit(value, "a number that a float holds")
+    return number
+
+
 def _string(value: Any) -> str:
     if isinstance(value, UUID):
         return str(value)
@@ -220,6 +233,7 @@ def _date(value: Any) -> date:
 
 SCALARS: dict[Callable[[Any], bool], Fit] = {
     pa.types.is_boolean: _boolean,
+    pa.types.is_float32: _single,
     pa.types.is_floating: _floating,
     pa.types.is_string: _string,
     pa.types.is_large_string: _string,

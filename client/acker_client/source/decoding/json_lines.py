@@ -1,30 +1,39 @@
 """JSON lines: one JSON object per line, parsed into columns by Arrow.
 
 A line is malformed if it is no JSON object, or if its values do not fit the schema. Only that line fails, and it does
-not affect the other lines. Fields that the schema does not name are ignored; missing fields become null.
+not affect the other lines. Fields that the schema does not name are ignored; missing fields become null,
+which a field that is NOT NULL refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
+from acker_client.source.decoding.columns import without_missing
 from acker_client.source.decoding.lines import Lines, not_utf8, too_long
 
 OPENING = ord("{")
 CLOSING = ord("}")
+# Up to this number, every whole number has its own double.
+WHOLE_MAX = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class JsonParser:
-    """Parses JSON lines into exactly the columns of ``schema``."""
+    """Parses JSON lines into exactly the columns of ``schema``. Raises ``ValueError`` for a type that no line has."""
 
     schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        _parsed_schema(self.schema)
 
     def parse(self, lines: Lines) -> tuple[pa.RecordBatch, dict[int, str]]:
         unreadable = too_long(lines) or not_utf8(lines)
@@ -71,16 +80,65 @@ class JsonParser:
         row. So if there are as many rows as lines, each line has made one row.
         """
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1)
-        parsing = pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
+        parsing = pyarrow.json.ParseOptions(
+            explicit_schema=_parsed_schema(self.schema), unexpected_field_behavior="ignore"
+        )
         try:
             table = pyarrow.json.read_json(pa.BufferReader(content), reading, parsing)
+            if table.num_rows != count:
+                return f"{table.num_rows} objects on {count} lines"
+            batch: pa.RecordBatch = table.select(self.schema.names).combine_chunks().to_batches()[0]
+            for index, field in enumerate(self.schema):
+                batch = batch.set_column(index, field, _retyped(batch.column(index), field.type))
+            return without_missing(batch)
         except pa.ArrowException as error:
             return str(error).partition("\n")[0]
-        if table.num_rows != count:
-            return f"{table.num_rows} objects on {count} lines"
-        batches = table.select(self.schema.names).combine_chunks().to_batches()
-        batch: pa.RecordBatch = batches[0]
-        return batch
+
+
+@cache
+def _parsed_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema that Arrow's parser gets. Raises ``ValueError`` for a column type that no JSON line has."""
+    return pa.schema([(field.name, _parsed_as(field.type)) for field in schema])
+
+
+def _parsed_as(type_: Any) -> Any:
+    """Return the type that Arrow's parser gets. All fields are nullable, since it refuses a null struct with a field
+    that is NOT NULL. It would take a number for a date, and round every number to a float."""
+    if pa.types.is_struct(type_):
+        return pa.struct([(field.name, _parsed_as(field.type)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(_parsed_as(type_.value_type))
+    if pa.types.is_map(type_) or pa.types.is_duration(type_):
+        raise ValueError(
+            f"JSON lines cannot have a column of type {type_}: give it another type, such as a struct instead of a map,"
+            " or read the lines as text"
+        )
+    if pa.types.is_date(type_):
+        return pa.string()
+    return pa.float64() if pa.types.is_float32(type_) else type_
+
+
+def _retyped(column: Any, type_: Any) -> Any:
+    """Return a parsed column as ``type_``. Raises ``ArrowInvalid`` if a value does not fit."""
+    if pa.types.is_struct(type_):
+        inner = [_retyped(values, field.type) for values, field in zip(column.flatten(), type_, strict=True)]
+        return pa.StructArray.from_arrays(inner, fields=list(type_), mask=column.is_null())
+    if pa.types.is_list(type_):
+        items = _retyped(column.values, type_.value_type)
+        return pa.ListArray.from_arrays(column.offsets, items, type=type_, mask=column.is_null())
+    made = column.cast(type_)
+    if pa.types.is_float32(type_):
+        _refuse_changed(column.to_numpy(zero_copy_only=False), made.to_numpy(zero_copy_only=False))
+    return made
+
+
+def _refuse_changed(numbers: npt.NDArray[np.float64], floats: npt.NDArray[np.float32]) -> None:
+    """Raise ``ArrowInvalid`` if a number is too large for a float, or is a whole number that the float changes. The
+    parser does not tell 1e11 from 100000000000, so it refuses both."""
+    is_whole = (np.abs(numbers) <= WHOLE_MAX) & (np.floor(numbers) == numbers)
+    is_changed = (np.isinf(floats) != np.isinf(numbers)) | (is_whole & (numbers != floats))
+    if is_changed.any():
+        raise pa.ArrowInvalid(f"{numbers[is_changed][0].item()} is not a number that a float holds, but a double does")
 
 
 def _look_like_objects(lines: Lines) -> npt.NDArray[np.bool_]:

@@ -29,17 +29,7 @@ def open_file(path: str, shown: str, inode: int | None) -> BinaryIO:
 def _candidates(path: str, inode: int) -> Iterator[str | None]:
     yield path
     # Reads the folder, so it comes after the path was tried.
-    yield renamed(path, inode)
-
-
-def renamed(path: str, inode: int) -> str | None:
-    """Return the path of the file with ``inode`` in the folder of ``path``; None if it is not there."""
-    folder = os.path.dirname(path)
-    try:
-        with os.scandir(folder) as entries:
-            return next((os.path.join(folder, entry.name) for entry in entries if entry.inode() == inode), None)
-    except OSError:
-        return None
+    yield paths_by_inode(os.path.dirname(path)).get(inode)
 
 
 def paths_by_inode(folder: str) -> dict[int, str]:

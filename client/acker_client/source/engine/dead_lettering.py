@@ -1,8 +1,8 @@
 """Dead lettering: writes dead letters for records without retries left.
 
-Decides that a record counts as done only when its letter is on disk, and that too many letters stop the run before they
-are written. Shows a traceback once for each kind of reason (an operator and the type of its exception): in the log, and
-in the first letter.
+Decides that a record counts as done only when its letter is on disk, that letters wait for an input that is away, and
+that too many letters stop the run before they are written. Shows a traceback once for each kind of reason (an operator
+and the type of its exception): in the log, and in the first letter.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from acker_client.source.errors import SourceError, TooManyDeadLetters
 from acker_client.source.records.by_reason import by_reason
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.in_flight import Failures, InFlight
+from acker_client.source.records.input import Original
 from acker_client.source.records.parts import Lookup
 from acker_client.source.records.progress import counted
 from acker_client.source.records.reasons import split_reason
 from acker_client.source.records.stores import DeadLetterStore, SparkDeadLetterStore
 from acker_client.source.records.tracker import RecordNumbers
+from acker_client.source.waiting import OUTAGE_S, OutOfReach, outlast
 from acker_protocol.messages import Reason
 
 log = logging.getLogger("acker_client.source")
@@ -87,8 +89,8 @@ class DeadLettering:
     def write_queued(self, now_s: float) -> Failures:
         """Write a letter for each queued record, durably. Returns these records, which are done now.
 
-        Raises ``SourceError`` if the source has no dead letters, and ``TooManyDeadLetters`` if too many records are
-        dead.
+        Raises ``SourceError`` if the source has no dead letters, or if the records are out of reach for ``OUTAGE_S``,
+        and ``TooManyDeadLetters`` if too many records are dead.
         """
         spent, self._queued = Failures.joined(self._queued), []
         if self._letters is None:
@@ -98,8 +100,18 @@ class DeadLettering:
                 f"{NOTHING_LOST}"
             )
         self._check_share(spent, self._letters)
-        self._letters.write(self._letters_of(spent, now_s))
+        self._letters.write(self._letters_of(spent, self._originals_of(spent), now_s))
         return spent
+
+    def _originals_of(self, spent: Failures) -> Sequence[Original]:
+        """Read the records again. A letter without its record could not be put back, so this waits for an input that is
+        away."""
+        try:
+            return outlast(lambda: self._lookup.originals(spent.records), "the records of dead letters", OUTAGE_S)
+        except OutOfReach as error:
+            raise SourceError(
+                f"dead letters cannot be written, because their records cannot be read: {error}. {NOTHING_LOST}"
+            ) from None
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
         """Raise ``TooManyDeadLetters`` if dead letters are too large a share of the records of this and earlier runs.
@@ -121,10 +133,10 @@ class DeadLettering:
     def _reasons_of(self, spent: Failures) -> str:
         return by_reason(spent, self._lookup.origins)
 
-    def _letters_of(self, spent: Failures, now_s: float) -> Iterator[DeadLetter]:
+    def _letters_of(self, spent: Failures, originals: Sequence[Original], now_s: float) -> Iterator[DeadLetter]:
         schedule = self._in_flight.schedule
         failed, interrupted = schedule.failed(spent.records), schedule.interrupted(spent.records)
-        for k, original in enumerate(self._lookup.originals(spent.records)):
+        for k, original in enumerate(originals):
             yield DeadLetter(
                 source=self._options.name,
                 reason=self._reason(spent.reason(k)),

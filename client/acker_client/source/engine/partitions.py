@@ -112,7 +112,7 @@ class Partitions:
     # -- new records
 
     def is_reachable(self) -> bool:
-        """Return whether records can be read. If not, replays wait: otherwise they would use up their retries."""
+        """Return whether all records can be read."""
         return not isinstance(self._input, RemoteInput) or self._input.is_reachable()
 
     def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:

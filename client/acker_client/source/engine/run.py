@@ -317,13 +317,15 @@ class Run:
         if self._unopened is None:
             self._partitions.follow_group()
             self._partitions.commit_if_due(now)
-        if now < self._settling.paused_until_s:
-            return False
-        return self._unopened is not None or not self._is_replay_due(now) or self._partitions.is_reachable()
+        return now >= self._settling.paused_until_s
 
     def _next_records(self, now: float) -> tuple[ReplayGroup, RecordNumbers]:
-        """Return the replays and new records of the next batch."""
-        replays = self._in_flight.take_replays(now, self._size.records) or NO_REPLAYS
+        """Return the replays and new records of the next batch.
+
+        While the input is out of reach, replays wait: otherwise they would use up their retries.
+        """
+        may_replay = not self._is_replay_due(now) or self._partitions.is_reachable()
+        replays = (self._in_flight.take_replays(now, self._size.records) if may_replay else None) or NO_REPLAYS
         room = 0 if replays.depth else self._size.records - len(replays.records)
         new = self._partitions.plan_records(room, self._tasks)
         # The plan may have revoked partitions of the replays.

@@ -73,21 +73,32 @@ class Broker:
         found: dict[str, int] = self._ask("the list of topics", ask, timeout_s)
         return {name: found[name] for name in (topics.names or sorted(found)) if topics.fits(name)}
 
-    def offsets(self, partitions: Sequence[At], at: int, timeout_s: float | None = None) -> dict[At, int]:
+    def offsets(
+        self, partitions: Sequence[At], at: int, timeout_s: float | None = None, *, some: bool = False
+    ) -> dict[At, int]:
         """Return, for each partition, the offset of the first record at or after ``at``, or the end if there is none.
 
-        ``at``: Unix milliseconds, ``EARLIEST`` or ``LATEST``.
+        ``at``: Unix milliseconds, ``EARLIEST`` or ``LATEST``. ``some``: leave out partitions without a leader, unless
+        none has one.
         """
 
         def ask(limit_s: float) -> dict[At, int]:
             asked = [library().TopicPartition(each.topic, each.number, at) for each in partitions]
-            answered = self._consumer.offsets_for_times(asked, timeout=limit_s)
-            return {self._at(each): each.offset for each in answered}
+            found: dict[At, int] = {}
+            failure: Unreachable | None = None
+            for each in self._consumer.offsets_for_times(asked, timeout=limit_s):
+                try:
+                    found[self._at(each)] = each.offset
+                except Unreachable as error:
+                    failure = error
+            if failure is not None and not (some and found):
+                raise failure
+            return found
 
         what = f"the offsets of {_topics_of(partitions)}"
         found: dict[At, int] = self._ask(what, ask, timeout_s) if partitions else {}
         late = [partition for partition, offset in found.items() if offset < 0]
-        return found | (self.offsets(late, LATEST, timeout_s) if late and at != LATEST else {})
+        return found | (self.offsets(late, LATEST, timeout_s, some=some) if late and at != LATEST else {})
 
     def topic_ids(self, topics: Collection[str], wait_s: float = 0.0) -> dict[str, str]:
         """Return the ids of topics that brokers have said since the last call, and ask for those of ``topics``.

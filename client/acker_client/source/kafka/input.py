@@ -3,7 +3,8 @@
 A partition is named ``topic/0``, and a position is an offset. Decides where a partition begins (the checkpoint, the
 group's commit, ``start``, ``first_poll``) and ends (``stop``), and when it is an error that a log ends before offsets
 that were read, or that a topic has another id. Commits only the finished prefix to Kafka. A plan is empty while no
-broker answers, or the schema registry does not. Imports neither grpc nor pyspark.
+broker answers, or the schema registry does not, and leaves out a partition that has no leader.
+Imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ PLAN_S = 5.0
 ANSWER_S = 1.0
 # The same for the schema registry, of which most batches need nothing new.
 REGISTRY_ANSWER_S = 10.0
+# A log line names this many partitions without a leader.
+AWAY_SHOWN = 5
 # How long the end of a run waits for its last commit.
 CLOSE_S = 10.0
 
@@ -197,18 +200,17 @@ class KafkaInput:
             return True
         if not self._does_registry_answer():
             return False
-        if self._clock() - self._answered_s <= ANSWER_S:
-            return True
-        try:
-            self._connected.offsets([next(iter(self._logs))], LATEST, PLAN_S)
-        except Unreachable as error:
-            self._outage.note(str(error))
-            return False
-        except SourceError:
-            # The plan decides how long such an error may last.
-            return True
-        self._note_answer()
-        return True
+        if self._clock() - self._answered_s > ANSWER_S:
+            try:
+                self._update_ends(self._clock())
+            except Unreachable as error:
+                self._outage.note(str(error))
+                return False
+            except SourceError:
+                # The plan decides how long such an error may last.
+                return True
+            self._note_answer()
+        return not self._away
 
     # -- plans
 
@@ -249,8 +251,7 @@ class KafkaInput:
         return origins_of(chosen)
 
     def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
-        reader = self._readers.of(self.options.connection)
-        return [original for each in chosen for original in originals_of(reader, each, self.options.decoding)]
+        return originals_of(self._readers.of(self.options.connection), chosen, self.options.decoding)
 
     def keys(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Any]:
         return shown_keys_of(self._readers.of(self.options.connection), chosen)
@@ -361,6 +362,16 @@ class KafkaInput:
         return is_over and bool(self._logs or not self._is_shared)
 
     @property
+    def _listed(self) -> list[At]:
+        """The partitions whose topics exist."""
+        return [at for at, each in self._logs.items() if each.missing_since_s is None]
+
+    @property
+    def _away(self) -> list[str]:
+        """The partitions for which no broker has answered the last question, by name."""
+        return [at.name for at in self._listed if self._logs[at].is_away]
+
+    @property
     def _connected(self) -> Broker:
         if self._broker is None:
             self._broker = self._open_broker(self.options.connection)
@@ -405,15 +416,21 @@ class KafkaInput:
             if not found and not self._has_begun:
                 to_do = " yet: waiting for one" if self.options.stop is None else ": there is nothing to read"
                 log.warning("no topic fits %s%s", self.options.topics, to_do)
-        there = [at for at, each in self._logs.items() if each.missing_since_s is None]
         if is_due:
-            self._check_topic_ids({at.topic for at in there})
-            for at, low in self._connected.offsets(there, EARLIEST, PLAN_S).items():
+            self._check_topic_ids({at.topic for at in self._listed})
+            for at, low in self._connected.offsets(self._listed, EARLIEST, PLAN_S, some=True).items():
                 self._skip_to(at, low)
             self._refresh_due_s = now_s + self.options.refresh_s
-        for at, end in self._connected.offsets(there, LATEST, PLAN_S).items():
-            self._note_end(at, self._logs[at], end, now_s)
+        self._update_ends(now_s)
         self._has_begun = True
+
+    def _update_ends(self, now_s: float) -> None:
+        """Ask for the ends of all logs. A partition without a leader keeps its end, and is not planned."""
+        ends = self._connected.offsets(self._listed, LATEST, PLAN_S, some=True)
+        for at in self._listed:
+            self._logs[at].is_away = at not in ends
+        for at, end in ends.items():
+            self._note_end(at, self._logs[at], end, now_s)
 
     def _check_topic_ids(self, topics: Collection[str], wait_s: float = 0.0) -> None:
         """Ask for the ids of topics, and compare those that have arrived. Raises ``InputChanged`` for another id."""
@@ -547,8 +564,8 @@ class KafkaInput:
     def _first(self, at: At, committed: Committed, commit: Commit | None, is_known: bool, first: int) -> int:
         """Return the offset to go on from: after the records that this source has done, else as ``first_poll`` says.
 
-        ``is_known``: this source has read the topic before. A commit that is not its own has then replaced its own
-        commit, and records below it may not be done.
+        ``is_known``: this source has read the topic before. It then does not begin at the commit of another program:
+        that program has replaced this source's commit, and may have skipped records that this source has not done.
         """
         prefix = committed.done.prefix
         if commit is not None and commit.own is not None:
@@ -637,8 +654,11 @@ class KafkaInput:
 
     def _note_answer(self) -> None:
         self._answered_s = self._clock()
-        if not self._keyless and self._outage.note(""):
+        if not self._keyless:
             self._wrong_since_s = None
+            away = ", ".join(self._away[:AWAY_SHOWN])
+            servers = self.options.connection.servers
+            self._outage.note(f"Kafka: no broker at {servers} has answered for {away}" if away else "")
 
 
 def _reach(done: Mapping[str, Ranges], at: At, each: TopicLog) -> int:

@@ -26,6 +26,7 @@ from acker_client.source.kafka.reader import Fetched, Gone, Reader, reader_of
 from acker_client.source.kafka.values import Decoding
 from acker_client.source.records.input import Chosen, Original
 from acker_client.source.records.ranges import Positions
+from acker_client.source.waiting import OutOfReach
 
 log = logging.getLogger("acker_client.source.kafka")
 
@@ -139,20 +140,37 @@ def columns_of(
     return pa.RecordBatch.from_arrays(columns, schema=schema_of(decoding)), unreadable
 
 
-def originals_of(reader: Reader, chosen: Chosen[KafkaPart], decoding: Decoding | None = None) -> list[Original]:
+def originals_of(
+    reader: Reader, chosen: Sequence[Chosen[KafkaPart]], decoding: Decoding | None = None
+) -> list[Original]:
     """Read records again, and return their origin (topic, partition, offset, and the key if any), value (bytes), and
     other columns. The columns are None for a record that cannot be read. If the value decodes, the original's value is
-    the whole row instead, with the bytes as ``raw``."""
-    part = chosen.part
-    found: dict[int, Original] = {}
+    the whole row instead, with the bytes as ``raw``. Once the schema registry does not answer, all values are bytes.
+    Raises ``OutOfReach`` if no broker answers."""
+    originals: list[Original] = []
+    for each in chosen:
+        part, found = each.part, dict[int, Original]()
+        for fetched in _read_again(reader, each):
+            found |= ((offset, _original(part, fetched, row)) for row, offset in enumerate(fetched.offsets.tolist()))
+            try:
+                found |= {} if decoding is None else _decoded(part, fetched, decoding, found)
+            except SourceError as error:
+                log.warning("originals of records hold bytes in place of decoded values: %s", error)
+                decoding = None
+        positions = each.positions.tolist()
+        originals += [found.get(offset) or Original(_origin(part, offset, None), None) for offset in positions]
+    return originals
+
+
+def _read_again(reader: Reader, chosen: Chosen[KafkaPart]) -> Iterator[Fetched]:
+    """Yield the messages that can be read. Raises ``OutOfReach`` if no broker answers."""
     try:
         for _, fetched in read_chosen(reader, chosen):
-            found |= ((offset, _original(part, fetched, row)) for row, offset in enumerate(fetched.offsets.tolist()))
-            if decoding is not None:
-                found |= _decoded(part, fetched, decoding, found)
+            yield fetched
+    except OutOfReach:
+        raise
     except SourceError as error:
-        log.warning("records of %s could not be read once more: %s", part.partition, error)
-    return [found.get(offset) or Original(_origin(part, offset, None), None) for offset in chosen.positions.tolist()]
+        log.warning("records of %s could not be read once more: %s", chosen.part.partition, error)
 
 
 def _decoded(

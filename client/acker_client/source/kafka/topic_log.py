@@ -22,7 +22,8 @@ CATCH_UP_S, IDLE_S = 60.0, 1.0
 class Allowance:
     """The records of one partition that may be planned, at most ``records_per_s`` on average.
 
-    Time counts in which the source was busy, up to ``CATCH_UP_S``. Unused records count as long as ``IDLE_S`` fills.
+    ``available`` adds the records for the time since its last call, for ``CATCH_UP_S`` at most. It keeps unused records
+    from before that call, but no more than come in ``IDLE_S``.
     """
 
     __slots__ = ("_at_s", "_rate", "_saved")
@@ -54,7 +55,7 @@ class TopicLog:
     this source ends, if it ends. ``done``: includes all offsets below the one at which this run began. ``committed``:
     the offset that the group has committed; None if this input does not commit. ``allowance``: None without a rate.
     ``short_since_s``: since when the log has ended before ``next``. ``missing_since_s``: since when its topic has not
-    been listed.
+    been listed. ``is_away``: no broker has given its end in the last answer; nothing of it is planned then.
     """
 
     next: int
@@ -65,10 +66,11 @@ class TopicLog:
     allowance: Allowance | None = None
     short_since_s: float | None = None
     missing_since_s: float | None = None
+    is_away: bool = False
 
     @property
     def backlog(self) -> int:
-        if self.missing_since_s is not None:
+        if self.missing_since_s is not None or self.is_away:
             return 0
         return max(0, (self.end if self.stop is None else min(self.stop, self.end)) - self.next)
 

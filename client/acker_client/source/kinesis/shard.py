@@ -38,9 +38,9 @@ class ShardMark:
     sequence number of the last record that was read. ``end``: the number of positions, once the shard was read to its
     end.
 
-    Some records may be done since an earlier run, although this run has not read them again yet. If the done prefix
-    ends among these records, ``at`` is the last record that was read, and ``skip`` is the number of done records from
-    ``at`` on.
+    After a restart, records of an earlier run may be done that this run has not read again yet. So the done prefix may
+    end behind the last record that was read. Then ``at`` is that last record, and ``skip`` is the number of done
+    records from ``at`` on, with ``at``.
     """
 
     at: str | None = None

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from acker_client.source.decoding.columns import without_missing
 from acker_client.source.decoding.content import (
     READ_S,
     LocalContent,
@@ -35,7 +36,7 @@ from acker_client.source.errors import InputChanged, SourceError
 from acker_client.source.paths import printable
 from acker_client.source.records.input import Chosen, Original
 from acker_client.source.storage.troubles import is_of_store
-from acker_client.source.waiting import outlast, outlast_each
+from acker_client.source.waiting import OutOfReach, outlast, outlast_each
 
 ROWS_TOGETHER = 16_384
 HEAD_BYTES = 1024
@@ -272,7 +273,7 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         else pa.nulls(rows.num_rows, field.type)
         for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return without_missing(pa.RecordBatch.from_arrays(columns, schema=schema))
 
 
 def _as(column: Any, type_: Any) -> Any:
@@ -296,7 +297,8 @@ def _nulls(schema: pa.Schema) -> pa.RecordBatch:
 
 def originals_of(chosen: Chosen[RowPart], schema: pa.Schema) -> list[Original]:
     """Read rows again, and return all columns of the file, those of ``schema`` as they are in the rows of the source.
-    Columns of a row that does not fit are as in the file."""
+    Columns of a row that does not fit are as in the file. The value is None if the file is gone or another one. Raises
+    ``OutOfReach`` if its store is away for long."""
     origins = [{"path": chosen.part.shown, "row": position} for position in chosen.positions.tolist()]
     values: list[dict[str, Any]] = []
     try:
@@ -304,6 +306,8 @@ def originals_of(chosen: Chosen[RowPart], schema: pa.Schema) -> list[Original]:
             columns, unreadable = converted(rows, schema, chosen.part.shown)
             for row, (given, made) in enumerate(zip(json_rows(rows), json_rows(columns), strict=True)):
                 values.append(given if row in unreadable else given | made)
+    except OutOfReach:
+        raise
     except SourceError:
         return [Original(origin, None) for origin in origins]
     return [Original(origin, value, schema=ddl_of(schema)) for origin, value in zip(origins, values, strict=True)]

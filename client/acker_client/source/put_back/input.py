@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from acker_client.source.decoding.columns import without_missing
 from acker_client.source.decoding.content import LinePart
 from acker_client.source.decoding.gz import is_gz
 from acker_client.source.decoding.json_lines import JsonParser
@@ -26,6 +27,7 @@ from acker_client.source.decoding.values import ddl_of, jsonable, of_json
 from acker_client.source.files.input import FileInput
 from acker_client.source.files.line_files import EXAMPLE, find_line_files
 from acker_client.source.paths import Paths, given_paths
+from acker_client.source.put_back.letter_lines import letter_of
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.input import Chosen, Original
 from acker_client.source.storage.connecting import START_S, store_of
@@ -140,14 +142,6 @@ def _open_object(store: Store, path: str) -> BinaryIO:
     return store.open(path).buffered()
 
 
-def letter_of(line: bytes) -> DeadLetter | str:
-    """Return the letter on a line, or the text of the problem."""
-    try:
-        return DeadLetter.of_json(line.decode(errors="surrogatepass"))
-    except ValueError as error:
-        return str(error)
-
-
 def _first_original(line: Original) -> Original:
     """Return the original of the record inside a dead letter; ``line`` itself if the line is not a letter."""
     letter = letter_of(line.value) if isinstance(line.value, bytes) else ""
@@ -186,7 +180,11 @@ def _text_row(letter: DeadLetter, line: Lines) -> pa.RecordBatch:
 
 
 def _json_row(line: Lines, schema: pa.Schema) -> pa.RecordBatch:
-    row, unreadable = JsonParser(schema).parse(line)
+    try:
+        parser = JsonParser(schema)
+    except ValueError as error:
+        raise Unreadable(f"{line.where(0)}: {error}") from None
+    row, unreadable = parser.parse(line)
     if unreadable:
         raise Unreadable(unreadable[0])
     return row
@@ -204,6 +202,6 @@ def _whole_row(letter: DeadLetter, columns: Mapping[str, Any], schema: pa.Schema
 def _columns_row(letter: DeadLetter, row: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
     try:
         values = {field.name: of_json(row.get(field.name), field.type) for field in schema}
-        return pa.RecordBatch.from_pylist([values], schema)
+        return without_missing(pa.RecordBatch.from_pylist([values], schema))
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise Unreadable(f"{letter.where}: a value does not fit its column ({error})") from None

@@ -86,8 +86,15 @@ def lines_of(content: bytes) -> list[ReadLine]:
 
 
 def _line(number: int, raw: bytes) -> ReadLine:
+    letter = letter_of(raw)
+    if isinstance(letter, DeadLetter):
+        return ReadLine(number, raw, letter)
+    return ReadLine(number, raw, None, letter if raw.endswith(b"\n") else "not whole, or being written")
+
+
+def letter_of(line: bytes) -> DeadLetter | str:
+    """Return the letter on a line, or the text of the problem."""
     try:
-        return ReadLine(number, raw, DeadLetter.of_json(raw.decode(errors="surrogatepass")))
+        return DeadLetter.of_json(line.decode(errors="surrogatepass"))
     except ValueError as error:
-        is_torn = not raw.endswith(b"\n")
-        return ReadLine(number, raw, None, "not whole, or being written" if is_torn else str(error))
+        return str(error)

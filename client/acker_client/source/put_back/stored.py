@@ -2,8 +2,8 @@
 
 The letters are written durably to a new object of the second folder before they are removed from the first. A crash at
 any point therefore loses none, and a letter that is in both folders is not added again. A running source writes only
-new objects, so it needs no lock. Two commands at the same time may both put a letter back. An object without lines
-is removed.
+new objects, so it needs no lock. Two commands at the same time may both put a letter back. An object is
+removed when all of its lines have moved.
 """
 
 from __future__ import annotations

@@ -204,7 +204,10 @@ class RemoteInput(Input[P], Protocol[P]):
     """An input whose records may be out of reach for a while."""
 
     def is_reachable(self) -> bool:
-        """Return whether the records can be read now. Replays wait while it is False. May wait some seconds."""
+        """Return whether all records can be read now. May wait some seconds.
+
+        Replays wait while it is False, and ``plan`` leaves out what cannot be read.
+        """
         ...
 
 

@@ -130,7 +130,11 @@ class S3Checkpoint:
     # -- the object
 
     def _put(self, content: IO[bytes], *, is_first: bool = False) -> None:
-        """Replace the object. ``is_first``: see ``_adopt_own``; it holds up to the first condition that fails."""
+        """Replace the object. Raises :class:`CheckpointError` if another run goes on instead.
+
+        ``is_first``: this run has written nothing yet. That ends when a condition fails, because the write may have
+        arrived although its answer was lost.
+        """
         while True:
             try:
                 self._etag = self._wait(partial(self._object.put, content, self._etag))
