@@ -500,7 +500,7 @@ class BatchEvidence:
         # An ack() in a frame that is not followed is recognized by the step's function below it in the plan. A known
         # ack() may be in frames of other steps, too.
         again = _places([AGAIN + witness.tag for witness in seen], notes, seen)
-        own = replace(again, notes=(), partitions={})
+        own = replace(again, notes=[note for note in notes if note.kind != "part"], partitions={})
         if known:
             acks = replace(own, functions=tuple(known), step=node.function)
         else:
