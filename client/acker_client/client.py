@@ -127,24 +127,21 @@ class AckerClient:
         source = state.source()
         while True:
             with state.lock:
-                drawn = source.emissions.draw_root()
+                drawn = source.emissions.draw_root(note)
                 if drawn is not None:
                     root, batch = drawn
                     edge = edge0(root)
-                    if note is not None:
-                        # Must come before the init is buffered: another thread may flush it and hear its outcome.
-                        note(root)
                     state.accumulator.init(root, edge, batch)
                     return Anchor(root, edge)
             source.emissions.open_next_batch(None)
 
-    def _emit_columns(self, count: int, note: Callable[[Sequence[tuple[int, int]]], object]) -> tuple[Column, Column]:
+    def _emit_columns(
+        self, count: int, note: Callable[[int, int], object], forget: Callable[[int], object]
+    ) -> tuple[Column, Column]:
         state = self._with_room()
         source = state.source()
-        drawn = source.emissions.draw_roots(count)
-        runs = [(first, length) for first, length, _ in drawn]
-        note(runs)
-        columns = [root_ids(first, np.arange(length, dtype=np.uint64)) for first, length in runs]
+        drawn = source.emissions.draw_roots(count, note, forget)
+        columns = [root_ids(first, np.arange(length, dtype=np.uint64)) for first, length, _ in drawn]
         edges = [edge0_column(roots) for roots in columns]
         for index, (_, _, batch) in enumerate(drawn):
             try:

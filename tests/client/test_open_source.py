@@ -268,6 +268,35 @@ def test_a_server_that_comes_back_without_its_state_ends_messages_as_lost(
     assert verdicts(source) == {"d": Verdict.ACKED}
 
 
+def test_rows_drawn_before_their_server_lost_its_state_get_their_outcomes(
+    server: LocalServer, time: SimulatedTime
+) -> None:
+    found, ended = list[MessageOutcome](), list[str]()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if not server.is_up:
+            # Another thread reads while the rows wait for their second batch, and hears what the server has lost.
+            server.start(with_state=False)
+            found.append(next(source.outcomes()))
+
+    client = AckerClient(connect=server.connect, clock=time.clock, sleep=sleep)
+    source = client.open_source("orders", message_timeout_s=None)
+    source.emit_columns(10, range(10))
+    server.stop()
+    roots, edges = source._emit_block(3000, range(10, 3010), lambda: ended.append("all rows"))
+    client.ack_columns(roots, edges)
+    assert not ended
+    for _ in range(10):
+        source._fetch()
+    assert ended == ["all rows"]
+    source.close()
+    found += source.outcomes()
+    assert "the source was closed" not in {outcome.reason for outcome in found}
+    expected = {number: Verdict.LOST if number < 1024 else Verdict.ACKED for number in range(3010)}
+    assert sorted((outcome.message_id, outcome.verdict) for outcome in found) == sorted(expected.items())
+
+
 def test_a_lease_that_ran_out_is_named_with_what_to_do(client: AckerClient, time: SimulatedTime) -> None:
     source = client.open_source("orders", lease_s=20, message_timeout_s=None)
     source.emit_columns(1, ["a"])
