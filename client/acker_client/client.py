@@ -127,11 +127,12 @@ class AckerClient:
         source = state.source()
         while True:
             with state.lock:
+                state.refuse_closed(source)
                 drawn = source.emissions.draw_root(note)
                 if drawn is not None:
                     root, batch = drawn
                     edge = edge0(root)
-                    state.accumulator.init(root, edge, batch)
+                    state.accumulator.init(root, edge, (source.session, batch))
                     return Anchor(root, edge)
             source.emissions.open_next_batch(None)
 
@@ -146,12 +147,13 @@ class AckerClient:
         for index, (_, _, batch) in enumerate(drawn):
             try:
                 self._with_room()
+                with state.lock:
+                    state.refuse_closed(source)
+                    state.accumulator.init_columns(columns[index], edges[index], (source.session, batch))
             except BaseException:
                 for _, length, later in drawn[index:]:
                     source.inits_answered(later, length)
                 raise
-            with state.lock:
-                state.accumulator.init_columns(columns[index], edges[index], batch)
         return np.concatenate(columns), np.concatenate(edges)
 
     def new_edge(self) -> int:
@@ -165,9 +167,10 @@ class AckerClient:
         raises. A call that raises has not buffered its update.
         """
         state = self._with_room()
-        state.source().check_root(batch, root)
+        source = state.source()
+        source.check_root(batch, root)
         with state.lock:
-            state.accumulator.init(root, edges, batch)
+            state.accumulator.init(root, edges, (source.session, batch))
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
         """Ack the record of ``edge``. ``emitted``: the edges of its children. Does nothing for ``UNANCHORED``."""
@@ -195,9 +198,10 @@ class AckerClient:
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int) -> None:
         """``init`` for columns (uint64 or int64, [n]). The values of rows with the same root XOR together."""
         state = self._with_room()
-        state.source().check_open(batch)
+        source = state.source()
+        source.check_open(batch)
         with state.lock:
-            state.accumulator.init_columns(roots, vals, batch)
+            state.accumulator.init_columns(roots, vals, (source.session, batch))
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
         """``ack`` for columns (uint64 or int64, [n]). ``vals``: edges, or edges XOR the edges of their children."""
@@ -483,7 +487,8 @@ class AckerClient:
         state = self._states.setdefault(os.getpid(), self._new_state())
         if state.is_closed:
             return
-        state.is_closed = True
+        with state.lock:
+            state.is_closed = True
         dropped = state.buffered() + len(state.unanswered)
         if dropped:
             log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)

@@ -239,7 +239,7 @@ class OpenSource(int):
 
     def _refuse_closed(self) -> None:
         if not self._is_open:
-            raise Closed(f"source {self.name!r} was closed: open it again with open_source({self.name!r})")
+            raise Closed.of_source(self.name)
 
     def _note(self, message_id: Hashable, root: int) -> None:
         with self._lock:
@@ -257,6 +257,8 @@ class OpenSource(int):
             nonlocal noted
             run_ended = None if ended is None else partial(ended, length)
             with self._lock:
+                # An emission that is noted after the source has ended would be pending for ever.
+                self._refuse_closed()
                 self._ids.add_block(MessageBlock(first, length, message_ids, noted, run_ended))
             noted += length
 
@@ -367,7 +369,7 @@ class OutcomeStream(Iterator[MessageOutcome], AsyncIterator[MessageOutcome]):
 
 
 def _after(count: int, then: Callable[[], object]) -> Callable[[int], None]:
-    """Return a function that counts emissions that have ended, and calls ``then`` when all ``count`` have. Called by one
+    """Return a function that counts ended emissions, and calls ``then`` when all ``count`` have ended. Called by one
     thread at a time."""
     left = count
 

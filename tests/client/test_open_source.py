@@ -209,6 +209,36 @@ def test_a_closed_source_ends_its_outcomes_with_lost_for_the_rest(client: AckerC
     assert "closed" in repr(source)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_an_emission_that_waits_while_its_source_is_closed_raises(
+    server: LocalServer, time: SimulatedTime, columns: bool
+) -> None:
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if not server.is_up:
+            source.close()
+            server.start()
+
+    client = AckerClient(connect=server.connect, clock=time.clock, sleep=sleep)
+    source = client.open_source("orders", message_timeout_s=None)
+    if columns:
+        source.emit_columns(1000, ["x"] * 1000)
+    server.stop()
+    with pytest.raises(errors.Closed, match=r"open it again with open_source\('orders'\)"):
+        source.emit_columns(100, ["y"] * 100) if columns else source.emit("y")
+    outcomes = list(source.outcomes())
+    assert {outcome.verdict for outcome in outcomes} <= {Verdict.LOST}
+    assert sum(outcome.message_id == "x" for outcome in outcomes) == (1000 if columns else 0)
+    assert source.pending == 0
+    following = client.open_source("returns", message_timeout_s=None)
+    client.ack(*following.emit("z"))
+    assert verdicts(following) == {"z": Verdict.ACKED}
+    for _ in range(8):
+        time.sleep(5)
+        client.watch()
+    assert server.shard.stats.open_batches == 0
+
+
 @pytest.mark.parametrize("ends", ["close_source", "close"])
 def test_a_source_that_ends_with_its_client_ends_its_outcomes(client: AckerClient, ends: str) -> None:
     source = client.open_source("orders")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from acker_client.backoff import Patience
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.source_session import SourceSession
-from acker_client.errors import AckerError, Unavailable, UnknownSource
+from acker_client.errors import AckerError, Closed, Unavailable, UnknownSource
 from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
 from acker_client.reports.other_sources import GREETING_S, NOT_WATCHED, OtherSources
@@ -80,6 +80,11 @@ class ClientState:
             raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
         return self.source_or_none
 
+    def refuse_closed(self, source: SourceSession) -> None:
+        """Raise ``Closed`` if ``source`` or this client was closed meanwhile. The caller holds the lock."""
+        if self.is_closed or self.source_or_none is not source:
+            raise Closed.of_source(source.name)
+
     def buffered(self) -> int:
         with self.lock:
             return len(self.accumulator) + sum(len(draft.entries) for draft in self.drafts)
@@ -101,7 +106,7 @@ class ClientState:
         while self.drafts:
             draft = self.drafts[0]
             pins, entries, unplaced, reason = self._routed(draft)
-            inits = None if draft.batch is None or not pins else InitScope(pins[0].session, draft.batch)
+            inits = None if draft.batch is None or not pins else InitScope(*draft.batch)
             if len(entries):
                 identity = Identity(self.session, self.sequence, sequenced=True)
                 self.sequence += 1
@@ -150,7 +155,9 @@ class ClientState:
         """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,
         and the reason (None if all can be placed). Drops entries of roots that are over."""
         if draft.batch is not None:
-            pin = None if self.source_or_none is None else self.source_or_none.pin_of(draft.batch)
+            session, number = draft.batch
+            source = self.source_or_none
+            pin = source.pin_of(number) if source is not None and source.session == session else None
             if pin is None:
                 return (), NO_ENTRIES, NO_ENTRIES, None
             return (pin,), draft.entries, NO_ENTRIES, None
