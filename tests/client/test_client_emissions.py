@@ -135,6 +135,20 @@ def test_roots_of_a_source_that_has_ended_are_refused_with_advice(servers: Serve
         ack(worker, anchors)
 
 
+def test_an_update_of_an_unknown_root_hides_no_other_source(servers: Servers) -> None:
+    source, worker = servers.client(), servers.client()
+    source.open_source("clicks", message_timeout_s=5.0)
+    for place in range(other_sources.MISSES_MAX + 1):
+        # These sort before all other roots.
+        worker.ack(ids.unmix64(1 + place), 5)
+    anchors = emitted(source, 3)
+    with pytest.raises(errors.UnknownSource, match="no server knows root"):
+        ack(worker, anchors)
+    with pytest.raises(errors.UnknownSource, match="no server knows root"):
+        worker.flush()
+    assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
+
+
 @pytest.mark.slow
 def test_a_root_whose_server_has_not_got_the_newest_pins_yet_is_waited_for(servers: Servers) -> None:
     source, worker = servers.client(), servers.client(budget_s=1.0)

@@ -27,6 +27,8 @@ GREETING_S = 1.0
 LEARN_S = 0.5
 # The client remembers so many sources that it has found by a root. It finds a forgotten source again.
 FOUND_MAX = 256
+# A search ends after so many roots that no server knows. The next search begins with the roots behind them.
+MISSES_MAX = 16
 
 NOT_WATCHED = (
     "its source was closed, or was not watched for its lease_s and so has ended; while a job runs, read outcomes() or"
@@ -46,6 +48,8 @@ class OtherSources:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._learnt_at = self._missed_at = float("-inf")
+        # How many roots were looked up that no server knew.
+        self._misses = 0
 
     def __iter__(self) -> Iterator[Published]:
         # Copied, as another thread may join a source meanwhile.
@@ -96,18 +100,25 @@ class OtherSources:
 
     def find(self, roots: Column) -> bool:
         """Ask the servers which sources have emitted ``roots``, of which no known source knows anything. Return False
-        if they may answer otherwise in a moment: some did not answer, or they were asked just now."""
+        if the servers were asked just now, if some did not answer, or if the newest pins of a source are still on their
+        way to them."""
         if self._cluster.clock() - self._missed_at < LEARN_S:
             return False
-        while len(roots):
+        deadline, may_miss, is_certain = self._cluster.patience(GREETING_S).deadline, MISSES_MAX, True
+        roots = np.roll(roots, -self._misses % len(roots))
+        while len(roots) and may_miss:
             published, has_heard_all = self._asked(Pins(0, int(roots[0])), self._addresses_for(0))
-            if published is None or not published.has(roots[:1]).all():
-                # A server that has published nothing newer than an earlier batch will do so with the next poll.
-                self._missed_at = self._cluster.clock()
-                return has_heard_all and published is None
-            self._keep(published)
-            roots = roots[~published.has(roots)]
-        return True
+            if published is not None and published.has(roots[:1]).all():
+                self._keep(published)
+                roots = roots[~published.has(roots)]
+                continue
+            is_certain = is_certain and has_heard_all and published is None
+            roots = roots[1:]
+            self._missed_at = self._cluster.clock()
+            self._misses += 1
+            # A server that does not answer makes each miss take long.
+            may_miss = may_miss - 1 if deadline.left_s else 0
+        return is_certain
 
     def _keep(self, published: Published) -> None:
         """Keep what a source has published, unless something newer is known."""
