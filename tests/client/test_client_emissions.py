@@ -113,6 +113,16 @@ def test_a_source_that_was_found_by_a_root_is_the_same_after_a_join(servers: Ser
     assert heard(source, 6) == all_of(first + second, Verdict.ACKED)
 
 
+def test_a_client_that_asks_for_its_own_root_still_goes_on_without_a_server_of_its_source(servers: Servers) -> None:
+    source = servers.client(budget_s=2.0)
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    assert source.has_emitted(anchors[0].root_id)
+    servers[1].stop()
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
 def test_a_late_ack_of_a_process_that_never_heard_of_the_source_is_dropped_in_silence(servers: Servers) -> None:
     source, worker = servers.client(), servers.client()
     source.open_source("clicks")
