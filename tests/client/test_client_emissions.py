@@ -145,6 +145,32 @@ def test_roots_of_a_source_that_has_ended_are_refused_with_advice(servers: Serve
         ack(worker, anchors)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_process_finds_a_source_whose_servers_drain(count: int) -> None:
+    servers = Servers(count)
+    source, workers = servers.client(), [servers.client(budget_s=2.0) for _ in range(2)]
+    session = source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source, 4)
+    for server in servers.by_address.values():
+        server.shard.drain()
+    ack(workers[0], anchors[:2])
+    workers[1].join(session)
+    ack(workers[1], anchors[2:])
+    assert heard(source, 4) == all_of(anchors, Verdict.ACKED)
+    servers.close()
+
+
+def test_a_process_finds_a_source_on_a_draining_server_beside_another_one(servers: Servers) -> None:
+    servers[1].stop()
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source, 3)
+    servers[0].shard.drain()
+    servers[1].start()
+    ack(servers.client(), anchors)
+    assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
+
+
 def test_an_update_of_an_unknown_root_hides_no_other_source(servers: Servers) -> None:
     source, worker = servers.client(), servers.client()
     source.open_source("clicks", message_timeout_s=5.0)

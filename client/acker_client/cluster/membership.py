@@ -111,13 +111,12 @@ class Cluster:
                     f"every server of {', '.join(self.settings.servers)} is draining or away: start another one"
                 )
 
-    def serving_addresses(self, patience: Patience) -> list[str]:
-        """Return the addresses of the servers in the view that answer calls, draining ones among them. Waits until
-        there is a server to place new batches on."""
-        view = self.view(patience)
+    def serving(self, patience: Patience) -> list[Member]:
+        """Return the servers that answer calls, draining ones among them. Waits only until some server was heard."""
+        self._look(patience)
         if self._listed is None:
-            return [member.address for member in view.members]
-        return [each.member.address for each in self._listed.members if each.state != MemberState.AWAY]
+            return self._server_list.serving()
+        return [each.member for each in self._listed.members if each.state != MemberState.AWAY]
 
     def refresh(self) -> None:
         """Look for changes of the view if there is reason to. Raises nothing and waits only briefly."""

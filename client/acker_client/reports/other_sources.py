@@ -72,9 +72,9 @@ class OtherSources:
         while True:
             addresses = self._addresses_for(session)
             published, has_heard_all = self._asked(request, addresses)
-            if published is None:
-                # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
-                unlisted = [address for address in self._cluster.settings.servers if address not in addresses]
+            # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
+            unlisted = [address for address in self._cluster.settings.servers if address not in addresses]
+            if published is None and unlisted:
                 published, has_heard_unlisted = self._asked(request, unlisted)
                 has_heard_all = has_heard_all and has_heard_unlisted
             if published is not None:
@@ -141,11 +141,12 @@ class OtherSources:
         return Pins(session) if known is None or not _is_found(known) else Pins(0, root_id(known.first, 0))
 
     def _addresses_for(self, session: int) -> Collection[str]:
-        """Return the addresses of the servers in the view, and of those where roots of the source are known to live."""
+        """Return the addresses of the servers that answer, and of those where roots of the source are known to live."""
         cluster = self._cluster
         pins = self.joined[session].pins if session in self.joined else ()
         known = (cluster.address_of(member) for pin in pins for member in pin.placement.members)
-        return dict.fromkeys((*cluster.serving_addresses(cluster.patience()), *known))
+        serving = (member.address for member in cluster.serving(cluster.patience()))
+        return dict.fromkeys((*serving, *known))
 
     def _asked(self, request: Pins, addresses: Collection[str]) -> tuple[Published | None, bool]:
         """Ask these servers at once. Return the newest publication of a source, and whether every server answered."""
@@ -167,7 +168,8 @@ class OtherSources:
         newest = max(found, key=lambda each: each.version, default=None)
         for pin in () if newest is None else newest.pins:
             cluster.hear_of(pin.placement)
-        return newest, not errors
+        # If no server answers calls, none was asked.
+        return newest, bool(calls) and not errors
 
 
 def _is_found(published: Published) -> bool:

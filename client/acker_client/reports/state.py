@@ -233,7 +233,8 @@ class ClientState:
         One server that answers or is active need not be the only one. It would accept a fail of a root that lives on
         another server, and that root might be ACKED there. So the server first has to say whether there are others.
         """
-        members = self.cluster.view(patience).members
+        # It may drain: it takes reports as long as it has roots.
+        members = tuple(self.cluster.serving(patience))
         return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1)) if self.cluster.is_alone else None
 
 
