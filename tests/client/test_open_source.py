@@ -146,6 +146,18 @@ def test_columns_for_which_there_is_no_room_start_no_tree(time: SimulatedTime) -
     assert len(verdicts(source)) == 60
 
 
+def test_an_emission_that_waits_for_room_renews_the_lease(time: SimulatedTime) -> None:
+    server = LocalServer(new_shard(max_pending=100), clock=time.clock, sleep=time.sleep)
+    settings = Settings(("full:1",), budget_s=60.0)
+    client = AckerClient(settings, connect=server.connect, clock=time.clock, sleep=time.sleep)
+    source, anchors = client.open_source("orders", lease_s=20.0, message_timeout_s=None), list[Anchor]()
+    with pytest.raises(errors.Overloaded):
+        anchors.extend(source.emit(number) for number in range(101))
+    for anchor in anchors:
+        client.ack(*anchor)
+    assert verdicts(source) == dict.fromkeys(range(100), Verdict.ACKED)
+
+
 def test_a_smaller_batch_is_taken_where_one_for_all_columns_finds_no_room(time: SimulatedTime) -> None:
     server = LocalServer(new_shard(max_pending=2000), clock=time.clock, sleep=time.sleep)
     client = AckerClient(connect=server.connect, clock=time.clock, sleep=time.sleep)

@@ -9,6 +9,7 @@ answered. Never places anything, and does not decide what a lost member means fo
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -83,10 +84,15 @@ class Cluster:
         listed = self._listing_of(member)
         return member.address if listed is None else listed.member.address
 
-    def patience(self, budget_s: float | None = None) -> Patience:
-        """Return a new budget. None: the budget of the settings."""
+    def patience(self, budget_s: float | None = None, *, meanwhile: Callable[[], object] = lambda: None) -> Patience:
+        """Return a new budget. None: the budget of the settings. ``meanwhile``: called before each wait."""
+
+        def sleep(seconds: float) -> None:
+            meanwhile()
+            self.sleep(seconds)
+
         deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
-        return Patience(deadline, self.sleep, self._random, self._backoff)
+        return Patience(deadline, sleep, self._random, self._backoff)
 
     @property
     def is_alone(self) -> bool:
