@@ -33,7 +33,6 @@ from acker_client.cluster.watched import WatchResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.open_source import OnAck, OnFail, OpenSource
 from acker_client.pins import Pin
-from acker_client.reports.other_sources import LEARN_S
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_client.reports.state import ClientState
@@ -244,7 +243,7 @@ class AckerClient:
                     continue
                 if why is None:
                     return
-                if isinstance(why, Unavailable) and patience.wait(LEARN_S):
+                if isinstance(why, Unavailable) and state.wait_to_learn(patience):
                     continue
                 # A joined source runs in another process, and cannot learn that updates for its roots were dropped.
                 if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.others.joined:
@@ -269,7 +268,7 @@ class AckerClient:
         state = self._state()
         patience = state.cluster.patience()
         while (why := (placed := state.place(entries.root_ids)).why) is not None:
-            if not isinstance(why, Unavailable) or not patience.wait(LEARN_S):
+            if not isinstance(why, Unavailable) or not state.wait_to_learn(patience):
                 raise why
         if not placed.pins:
             # All roots are over.
@@ -388,7 +387,7 @@ class AckerClient:
             return True
         patience = state.cluster.patience()
         while not state.others.has_emitted(roots):
-            if state.others.find(roots) or not patience.wait(LEARN_S):
+            if state.others.find(roots) or not state.wait_to_learn(patience):
                 break
         return state.others.has_emitted(roots)
 

@@ -171,6 +171,51 @@ def test_a_process_finds_a_source_on_a_draining_server_beside_another_one(server
     assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
 
 
+@pytest.mark.parametrize("call", ["flush", "report", "has_emitted"])
+def test_a_call_that_waits_for_an_unknown_root_renews_the_lease_of_the_clients_own_source(call: str) -> None:
+    time = SimulatedTime(1000.0)
+    servers = {f"s{n}:1": LocalServer(id=n, clock=time.clock, sleep=time.sleep) for n in range(2)}
+
+    def connect(address: str) -> Any:
+        # As long as one server does not say whether it knows a root, the root may live there.
+        return Cut(servers[address].connect(address), lambda: address == "s0:1", only="pins")
+
+    client = AckerClient(Settings(tuple(servers), budget_s=60.0), connect=connect, clock=time.clock, sleep=time.sleep)
+    client.open_source("clicks", lease_s=20.0, message_timeout_s=None)
+    anchors, unknown = emitted(client, 3), Anchor(123456789, 5)
+    if call == "has_emitted":
+        assert not client.has_emitted(unknown.root_id)
+        ack(client, anchors)
+    elif call == "report":
+        with pytest.raises(errors.Unavailable, match="no server that answers knows where root"):
+            client.report(*tasks_report([unknown]))
+        ack(client, anchors)
+    else:
+        with pytest.raises(errors.Unavailable, match="no server that answers knows where root"):
+            ack(client, [unknown, *anchors])
+    assert heard(client, 3) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_server_that_a_source_has_left_out_is_not_waited_for_because_of_an_unknown_root() -> None:
+    time = SimulatedTime(1000.0)
+    servers = {f"s{n}:1": LocalServer(id=n, clock=time.clock, sleep=time.sleep) for n in range(2)}
+    settings = Settings(tuple(servers), gone_after_s=5.0, budget_s=60.0)
+    source, worker = (
+        AckerClient(
+            settings, connect=lambda address: servers[address].connect(address), clock=time.clock, sleep=time.sleep
+        )
+        for _ in range(2)
+    )
+    source.open_source("clicks", message_timeout_s=None)
+    [first, second] = emitted(source, 2)
+    ack(worker, [first])
+    servers["s0:1"].stop()
+    source.leave_out(1, {0})
+    source.watch(0.1)
+    with pytest.raises(errors.UnknownSource, match="no server knows root 123456789"):
+        ack(worker, [second, Anchor(123456789, 5)])
+
+
 def test_an_update_of_an_unknown_root_hides_no_other_source(servers: Servers) -> None:
     source, worker = servers.client(), servers.client()
     source.open_source("clicks", message_timeout_s=5.0)

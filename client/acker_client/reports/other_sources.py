@@ -141,10 +141,12 @@ class OtherSources:
         return Pins(session) if known is None or not _is_found(known) else Pins(0, root_id(known.first, 0))
 
     def _addresses_for(self, session: int) -> Collection[str]:
-        """Return the addresses of the servers that answer, and of those where roots of the source are known to live."""
-        cluster = self._cluster
-        pins = self.joined[session].pins if session in self.joined else ()
-        known = (cluster.address_of(member) for pin in pins for member in pin.placement.members)
+        """Return the addresses of the servers that answer, and of those where roots of the source are known to live and
+        count."""
+        cluster, known = self._cluster, list[str]()
+        if (source := self.joined.get(session)) is not None:
+            homes = ((pin.batch, member) for pin in source.pins for member in pin.placement.members)
+            known = [cluster.address_of(member) for batch, member in homes if not source.is_out(batch, member.id)]
         serving = (member.address for member in cluster.serving(cluster.patience()))
         return dict.fromkeys((*serving, *known))
 

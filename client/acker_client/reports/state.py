@@ -20,7 +20,7 @@ from acker_client.cluster.source_session import SourceSession
 from acker_client.errors import AckerError, Closed, Unavailable, UnknownSource
 from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
-from acker_client.reports.other_sources import GREETING_S, NOT_WATCHED, OtherSources
+from acker_client.reports.other_sources import GREETING_S, LEARN_S, NOT_WATCHED, OtherSources
 from acker_client.reports.replication import Replication, has_bare_fail
 from acker_client.rpc.delivery import Delivery, ReportResult
 from acker_protocol.ids import Column
@@ -142,6 +142,12 @@ class ClientState:
         if self.source_or_none is None or session != self.source_or_none.session:
             # This client knows its own source better than the servers do, and decides itself which to leave out.
             self.others.join(session)
+
+    def wait_to_learn(self, patience: Patience) -> bool:
+        """Wait before the servers are asked again where roots live. Return False if the budget is spent."""
+        if self.source_or_none is not None:
+            self.source_or_none.keep_leases()
+        return patience.wait(LEARN_S)
 
     def is_out(self, pin: Pin, server: int) -> bool:
         """Whether the source of ``pin`` has left ``server`` out of the batch, or the batch is over."""
