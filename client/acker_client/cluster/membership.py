@@ -258,7 +258,9 @@ class Cluster:
     # -- inside
 
     def _heard(self, reply: Any) -> None:
-        self._epoch_heard = max(self._epoch_heard, reply.epoch)
+        if reply.epoch > self._epoch_heard:
+            self._epoch_heard = reply.epoch
+            self._view_pace.ask_at_once()
 
     def _listing_of(self, member: Member) -> ListedMember | None:
         """Return what a registry says about ``member``, which may have another address by now."""
@@ -279,11 +281,7 @@ class Cluster:
     def _ask_registry(self, patience: Patience) -> None:
         """Ask for the view if the known one is not the newest, or if a server is silent."""
         known = self._listed
-        if (
-            known is not None
-            and known.epoch >= self._epoch_heard
-            and not self._view_pace.is_due(self._reasons_to_ask(known))
-        ):
+        if known is not None and not self._view_pace.is_due(self._reasons_to_ask(known)):
             return
         self._view_pace.asked()
         while True:
@@ -302,9 +300,13 @@ class Cluster:
                 return
 
     def _reasons_to_ask(self, known: ViewReply) -> frozenset[str]:
-        """Return why to ask although no server has named a newer view: the addresses of members that are silent,
-        draining or away, and names of what else is in doubt."""
-        reasons = {"a server says that it drains": self.callers.has_noted_draining, "a doubt": self._is_in_doubt}
+        """Return why to ask: the addresses of members that are silent, draining or away, and names of what else is in
+        doubt."""
+        reasons = {
+            "a server says that it drains": self.callers.has_noted_draining,
+            "a doubt": self._is_in_doubt,
+            f"epoch {self._epoch_heard}": known.epoch < self._epoch_heard,
+        }
         return frozenset(reason for reason, holds in reasons.items() if holds) | frozenset(
             listed.member.address
             for listed in known.members
