@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, uint64, unmix64_column
+from acker_protocol.ids import MASK, SLOTS, Column, numbers_of, slot_column, uint64, unmix64_column
 from acker_protocol.messages import FAIL, Entries, InitScope
 from acker_protocol.placement import Member, Placement
 
@@ -109,7 +109,7 @@ def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) ->
         return [Share(servers[0][0], entries, np.ones((1, SLOTS), np.bool_), tuple(pins))]
     if not servers:
         raise NowhereToSend("nobody has said where the roots of this report live")
-    slots = (mix64_column(entries.root_ids) >> np.uint64(SLOT_SHIFT)).astype(np.intp)
+    slots = slot_column(entries.root_ids)
     covers = inits is not None and len(inits.covered) > 0
     of_pin = _of_pins(pins, entries.root_ids)
     wanted = np.stack([_slots_among(slots if own is None else slots[own]) | covers for own in of_pin])
