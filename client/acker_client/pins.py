@@ -98,10 +98,11 @@ class Share:
 
 
 def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) -> list[Share]:
-    """Return the share of each member. Leaves out members without a section, unless ``inits`` has covered numbers.
+    """Return the share of each member of ``pins``. A member without a section has no share, unless ``inits`` has
+    covered numbers, which all members get.
 
-    Raises :class:`NowhereToSend` if there is no pin. Roots that are in no pin go to the members of all pins,
-    because the batch of these roots is unknown. A member that does not hold the batch is not harmed.
+    The batch of a root in no pin is unknown, so all members get this root. A member without the batch keeps the update
+    until it ages out. Raises :class:`NowhereToSend` if there is no pin.
     """
     pins = pins_for(pins, inits)
     servers = _servers(pins)

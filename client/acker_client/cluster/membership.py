@@ -60,8 +60,8 @@ class Cluster:
         self._ensembles: dict[tuple[int, int], int] = {}
         self._epoch_heard = 0
         self._slow: dict[Member, float] = {}
-        # For each member and type of reply (greeting or view): the first reply that spoke against the member. None once
-        # a later reply has spoken against it, too.
+        # The first reply that spoke against a member, by member and type of reply (greeting or view). This reply proves
+        # nothing, as it may be older than the member. None: a later reply spoke against the member, too.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         # Whether to ask for the view because of such a reply.
         self._is_in_doubt = False
@@ -125,7 +125,8 @@ class Cluster:
         return [each.member for each in self._listed.members if each.state != MemberState.AWAY]
 
     def refresh(self) -> None:
-        """Look for changes of the view if there is reason to. Raises nothing and waits only briefly."""
+        """Look for changes of the view if there is reason to. Raises nothing. May wait a second for each silent server
+        that is asked."""
         if self.is_alone:
             return
         try:

@@ -38,7 +38,8 @@ class ServerList:
         self._looked_at = float("-inf")
 
     def greet(self, patience: Patience) -> None:
-        """Greet the servers that are not greeted yet. Waits for an answer only until the first one has come."""
+        """Greet the servers that are not greeted yet. The first call waits until one has answered, and up to 2 s for
+        the others. Later calls do not wait, unless the list has only one server and this server drains."""
         seeds = self._settings.servers
         if len(seeds) == 1:
             self._greet_one(self._callers.at(seeds[0]), patience)
