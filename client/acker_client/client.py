@@ -227,7 +227,8 @@ class AckerClient:
         has joined, and fails without an edge for any source except this client's own. Raises :class:`Rejected` or
         :class:`UnknownBatch` when the server refuses a report for good: that report is dropped, and its roots time out.
         Updates of roots that this client cannot place stay in the buffer. :class:`UnknownSource` is raised for them
-        after everything else was sent.
+        after everything else was sent. They are dropped and counted as unreported once all servers have disowned their
+        roots for ten minutes. Fails without an edge are not dropped.
         """
         state = self._state()
         patience = state.cluster.patience()

@@ -230,6 +230,30 @@ def test_an_update_of_an_unknown_root_hides_no_other_source(servers: Servers) ->
     assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
 
 
+@pytest.mark.parametrize("is_fail", [False, True])
+def test_an_update_that_all_servers_disown_for_long_is_dropped_but_a_fail_without_an_edge(is_fail: bool) -> None:
+    time = SimulatedTime(1000.0)
+    servers = {f"s{n}:1": LocalServer(id=n, clock=time.clock, sleep=time.sleep) for n in range(2)}
+    worker = AckerClient(
+        Settings(tuple(servers)),
+        connect=lambda address: servers[address].connect(address),
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    if is_fail:
+        worker.fail(5)
+    else:
+        worker.ack(5, 7)
+    for _ in range(2):
+        with pytest.raises(errors.UnknownSource, match="no server knows root 5"):
+            worker.flush()
+        assert worker._state().buffered() == 1
+        time.sleep(other_sources.DISOWNED_S / 2)
+    with pytest.raises(errors.UnknownSource, match="no server knows root 5"):
+        worker.flush()
+    assert (worker._state().buffered(), worker.totals.unreported) == ((1, 0) if is_fail else (0, 1))
+
+
 @pytest.mark.slow
 def test_a_root_whose_server_has_not_got_the_newest_pins_yet_is_waited_for(servers: Servers) -> None:
     source, worker = servers.client(), servers.client(budget_s=1.0)

@@ -16,7 +16,7 @@ import numpy as np
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.published import Published, decode
 from acker_client.errors import RETRYABLE, Unavailable, UnknownSource
-from acker_client.pins import Pin
+from acker_client.pins import Mask, Pin
 from acker_client.rpc.side_by_side import do_all, errors_of
 from acker_protocol.ids import Column, root_id
 from acker_protocol.messages import Pins, Status
@@ -29,6 +29,9 @@ LEARN_S = 0.5
 FOUND_MAX = 256
 # A search ends after so many roots that no server knows. The next search begins with the roots behind them.
 MISSES_MAX = 16
+# An update is given up once all servers have disowned its root for this time. The client remembers so many such roots.
+DISOWNED_S = 600.0
+DISOWNED_MAX = 65_536
 
 NOT_WATCHED = (
     "its source was closed, or was not watched for its lease_s and so has ended; while a job runs, read outcomes() or"
@@ -48,6 +51,8 @@ class OtherSources:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._learnt_at = self._missed_at = float("-inf")
+        # By root: when all servers answered for the first and for the last time that they do not know it.
+        self._disowned: dict[int, tuple[float, float]] = {}
         # How many roots were looked up that no server knew.
         self._misses = 0
 
@@ -112,13 +117,28 @@ class OtherSources:
                 self._keep(published)
                 roots = roots[~published.has(roots)]
                 continue
-            is_certain = is_certain and has_heard_all and published is None
+            if has_heard_all and published is None:
+                self._note_disowned(int(roots[0]))
+            else:
+                is_certain = False
             roots = roots[1:]
             self._missed_at = self._cluster.clock()
             self._misses += 1
             # A server that does not answer makes each miss take long.
             may_miss = may_miss - 1 if deadline.left_s else 0
         return is_certain
+
+    def are_disowned(self, roots: Column) -> Mask:
+        """Return which of ``roots: uint64[n]`` all servers have disowned for so long that their source has ended."""
+        times = (self._disowned.get(root, (0.0, 0.0)) for root in roots.tolist())
+        return np.array([last - first >= DISOWNED_S for first, last in times], np.bool_)
+
+    def _note_disowned(self, root: int) -> None:
+        now = self._cluster.clock()
+        first, _ = self._disowned.pop(root, (now, now))
+        self._disowned[root] = first, now
+        if len(self._disowned) > DISOWNED_MAX:
+            del self._disowned[next(iter(self._disowned))]
 
     def _keep(self, published: Published) -> None:
         """Keep what a source has published, unless something newer is known."""

@@ -20,8 +20,8 @@ from acker_client.cluster.source_session import SourceSession
 from acker_client.errors import AckerError, Closed, Unavailable, UnknownSource
 from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
-from acker_client.reports.other_sources import GREETING_S, LEARN_S, NOT_WATCHED, OtherSources
-from acker_client.reports.replication import Replication, has_bare_fail
+from acker_client.reports.other_sources import DISOWNED_S, GREETING_S, LEARN_S, NOT_WATCHED, OtherSources
+from acker_client.reports.replication import Replication, bare_fails, has_bare_fail
 from acker_client.rpc.delivery import Delivery, ReportResult
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope
@@ -106,6 +106,7 @@ class ClientState:
         while self.drafts:
             draft = self.drafts[0]
             pins, entries, unplaced, reason = self._routed(draft)
+            unplaced = self._without_disowned(unplaced)
             inits = None if draft.batch is None or not pins else InitScope(*draft.batch)
             if len(entries):
                 identity = Identity(self.session, self.sequence, sequenced=True)
@@ -156,6 +157,17 @@ class ClientState:
         return self.others.is_out(pin, server)
 
     # -- inside
+
+    def _without_disowned(self, unplaced: Entries) -> Entries:
+        """Return the updates without those that are given up, as all servers have long disowned their roots. Counts
+        these as unreported. A fail without an edge is never given up, as its root might be falsely ACKED."""
+        is_over = self.others.are_disowned(unplaced.root_ids) & ~bare_fails(unplaced)
+        if not is_over.any():
+            return unplaced
+        dropped = only(unplaced, is_over)
+        log.error("dropped %d updates, as for %.0f s no server has known their roots", len(dropped), DISOWNED_S)
+        self.add_to_totals(Delivery(Identity(self.session, self.sequence), dropped).result)
+        return only(unplaced, ~is_over)
 
     def _routed(self, draft: Draft) -> tuple[Pins, Entries, Entries, AckerError | None]:
         """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,
