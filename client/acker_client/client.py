@@ -25,6 +25,7 @@ import numpy.typing as npt
 from acker_client.anchor import UNANCHORED, Anchor
 from acker_client.backoff import Clock, Patience, Random, Sleep
 from acker_client.cluster.membership import Cluster
+from acker_client.cluster.published import issued
 from acker_client.cluster.registration import check_number, check_source, limits_of
 from acker_client.cluster.replicas import ask_members
 from acker_client.cluster.source_session import SourceSession
@@ -32,7 +33,6 @@ from acker_client.cluster.watched import WatchResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.open_source import OnAck, OnFail, OpenSource
 from acker_client.pins import Pin
-from acker_client.reports.other_sources import LEARN_S
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_client.reports.state import ClientState
@@ -127,34 +127,33 @@ class AckerClient:
         source = state.source()
         while True:
             with state.lock:
-                drawn = source.emissions.draw_root()
+                state.refuse_closed(source)
+                drawn = source.emissions.draw_root(note)
                 if drawn is not None:
                     root, batch = drawn
                     edge = edge0(root)
-                    if note is not None:
-                        # Must come before the init is buffered: another thread may flush it and hear its outcome.
-                        note(root)
-                    state.accumulator.init(root, edge, batch)
+                    state.accumulator.init(root, edge, (source.session, batch))
                     return Anchor(root, edge)
             source.emissions.open_next_batch(None)
 
-    def _emit_columns(self, count: int, note: Callable[[Sequence[tuple[int, int]]], object]) -> tuple[Column, Column]:
+    def _emit_columns(
+        self, count: int, note: Callable[[int, int], object], forget: Callable[[int], object]
+    ) -> tuple[Column, Column]:
         state = self._with_room()
         source = state.source()
-        drawn = source.emissions.draw_roots(count)
-        runs = [(first, length) for first, length, _ in drawn]
-        note(runs)
-        columns = [root_ids(first, np.arange(length, dtype=np.uint64)) for first, length in runs]
+        drawn = source.emissions.draw_roots(count, note, forget)
+        columns = [root_ids(first, np.arange(length, dtype=np.uint64)) for first, length, _ in drawn]
         edges = [edge0_column(roots) for roots in columns]
         for index, (_, _, batch) in enumerate(drawn):
             try:
                 self._with_room()
+                with state.lock:
+                    state.refuse_closed(source)
+                    state.accumulator.init_columns(columns[index], edges[index], (source.session, batch))
             except BaseException:
                 for _, length, later in drawn[index:]:
                     source.inits_answered(later, length)
                 raise
-            with state.lock:
-                state.accumulator.init_columns(columns[index], edges[index], batch)
         return np.concatenate(columns), np.concatenate(edges)
 
     def new_edge(self) -> int:
@@ -168,9 +167,10 @@ class AckerClient:
         raises. A call that raises has not buffered its update.
         """
         state = self._with_room()
-        state.source().check_root(batch, root)
+        source = state.source()
+        source.check_root(batch, root)
         with state.lock:
-            state.accumulator.init(root, edges, batch)
+            state.accumulator.init(root, edges, (source.session, batch))
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
         """Ack the record of ``edge``. ``emitted``: the edges of its children. Does nothing for ``UNANCHORED``."""
@@ -198,9 +198,10 @@ class AckerClient:
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int) -> None:
         """``init`` for columns (uint64 or int64, [n]). The values of rows with the same root XOR together."""
         state = self._with_room()
-        state.source().check_open(batch)
+        source = state.source()
+        source.check_open(batch)
         with state.lock:
-            state.accumulator.init_columns(roots, vals, batch)
+            state.accumulator.init_columns(roots, vals, (source.session, batch))
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
         """``ack`` for columns (uint64 or int64, [n]). ``vals``: edges, or edges XOR the edges of their children."""
@@ -226,7 +227,8 @@ class AckerClient:
         has joined, and fails without an edge for any source except this client's own. Raises :class:`Rejected` or
         :class:`UnknownBatch` when the server refuses a report for good: that report is dropped, and its roots time out.
         Updates of roots that this client cannot place stay in the buffer. :class:`UnknownSource` is raised for them
-        after everything else was sent.
+        after everything else was sent. They are dropped and counted as unreported once all servers have disowned their
+        roots for ten minutes. Fails without an edge are not dropped.
         """
         state = self._state()
         patience = state.cluster.patience()
@@ -242,7 +244,7 @@ class AckerClient:
                     continue
                 if why is None:
                     return
-                if isinstance(why, Unavailable) and patience.wait(LEARN_S):
+                if isinstance(why, Unavailable) and state.wait_to_learn(patience):
                     continue
                 # A joined source runs in another process, and cannot learn that updates for its roots were dropped.
                 if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.others.joined:
@@ -267,7 +269,7 @@ class AckerClient:
         state = self._state()
         patience = state.cluster.patience()
         while (why := (placed := state.place(entries.root_ids)).why) is not None:
-            if not isinstance(why, Unavailable) or not patience.wait(LEARN_S):
+            if not isinstance(why, Unavailable) or not state.wait_to_learn(patience):
                 raise why
         if not placed.pins:
             # All roots are over.
@@ -380,9 +382,13 @@ class AckerClient:
         """Whether some source, here or in another process, has emitted ``root``. False for a root of a held batch, and
         if no server answers within the budget."""
         state, roots = self._state(), np.array([root], np.uint64)
+        source = state.source_or_none
+        if source is not None and issued(roots, (source.emissions.numbers,)).all():
+            # The servers' answer would make this client take its own source for one of another process.
+            return True
         patience = state.cluster.patience()
         while not state.others.has_emitted(roots):
-            if state.others.find(roots) or not patience.wait(LEARN_S):
+            if state.others.find(roots) or not state.wait_to_learn(patience):
                 break
         return state.others.has_emitted(roots)
 
@@ -408,7 +414,7 @@ class AckerClient:
         ``held``: no root of the batch is reported ACKED before the batch is settled. For backpressure, waits while a
         server is overloaded, up to ``budget_s`` (None: ``Settings.budget_s``), and then raises ``Overloaded``. The
         timeouts mean the same as in ``open_source``; None turns them off. They do not apply to held roots that are
-        done.
+        done. Raises ValueError if another batch has this number and is not over.
         """
         state = self._state()
         check_number("number", number, least=1)
@@ -486,7 +492,8 @@ class AckerClient:
         state = self._states.setdefault(os.getpid(), self._new_state())
         if state.is_closed:
             return
-        state.is_closed = True
+        with state.lock:
+            state.is_closed = True
         dropped = state.buffered() + len(state.unanswered)
         if dropped:
             log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)

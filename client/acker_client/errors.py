@@ -36,7 +36,12 @@ class Draining(AckerError):
 
 
 class Closed(AckerError):
-    """The client was closed in this process."""
+    """The client or the source was closed in this process."""
+
+    @classmethod
+    def of_source(cls, name: str) -> Closed:
+        """Return the error for a source that was closed."""
+        return cls(f"source {name!r} was closed: open it again with open_source({name!r})")
 
 
 #: Errors after which the same report may be sent again, unchanged.

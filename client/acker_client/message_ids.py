@@ -58,6 +58,11 @@ class MessageIds:
         self._blocks.insert(at, block)
         self._in_blocks += block.count
 
+    def remove_block(self, first: int) -> None:
+        """Remove the emissions of a block that have no outcome yet."""
+        self._in_blocks -= sum(block.left for block in self._blocks if block.first == first)
+        self._blocks = [block for block in self._blocks if block.first != first]
+
     def take(self, root: int) -> tuple[bool, Hashable, Callable[[], object] | None]:
         """Remove an emission. Return whether it was here, its message id, and what to call if its block has ended."""
         if root in self._by_root:

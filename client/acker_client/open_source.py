@@ -72,9 +72,11 @@ class Emitting(Protocol):
         """Emit, and call ``note(root)`` before the emission can have an outcome."""
         ...
 
-    def _emit_columns(self, count: int, note: Callable[[Sequence[tuple[int, int]]], object]) -> tuple[Column, Column]:
-        """Emit ``count`` records. Call ``note``, before one of them can have an outcome, with runs (first, count) of
-        their numbers."""
+    def _emit_columns(
+        self, count: int, note: Callable[[int, int], object], forget: Callable[[int], object]
+    ) -> tuple[Column, Column]:
+        """Emit ``count`` records. Call ``note(first, length)`` for each run of their numbers, before one of them can
+        have an outcome. If not all numbers can be drawn, call ``forget(first)`` for each run, and raise."""
         ...
 
 
@@ -157,7 +159,7 @@ class OpenSource(int):
         self._refuse_closed()
         if not count:
             return np.empty(0, np.uint64), np.empty(0, np.uint64)
-        columns = self._client._emit_columns(count, partial(self._note_blocks, message_ids, on_end))
+        columns = self._client._emit_columns(count, self._noting_runs(count, message_ids, on_end), self._forget_run)
         self._client.flush()
         return columns
 
@@ -237,25 +239,34 @@ class OpenSource(int):
 
     def _refuse_closed(self) -> None:
         if not self._is_open:
-            raise Closed(f"source {self.name!r} was closed: open it again with open_source({self.name!r})")
+            raise Closed.of_source(self.name)
 
     def _note(self, message_id: Hashable, root: int) -> None:
         with self._lock:
             self._ids.add(root, message_id)
 
-    def _note_blocks(
-        self,
-        message_ids: Sequence[Hashable] | None,
-        on_end: Callable[[], object] | None,
-        runs: Sequence[tuple[int, int]],
-    ) -> None:
-        """Note emissions, in ``runs`` of (first number, count)."""
-        ended = None if on_end is None else _after(len(runs), on_end)
-        at = 0
+    def _noting_runs(
+        self, count: int, message_ids: Sequence[Hashable] | None, on_end: Callable[[], object] | None
+    ) -> Callable[[int, int], None]:
+        """Return a function that notes ``count`` emissions, run by run: each call names the first number of a run and
+        its length."""
+        ended = None if on_end is None else _after(count, on_end)
+        noted = 0
+
+        def note(first: int, length: int) -> None:
+            nonlocal noted
+            run_ended = None if ended is None else partial(ended, length)
+            with self._lock:
+                # An emission that is noted after the source has ended would be pending for ever.
+                self._refuse_closed()
+                self._ids.add_block(MessageBlock(first, length, message_ids, noted, run_ended))
+            noted += length
+
+        return note
+
+    def _forget_run(self, first: int) -> None:
         with self._lock:
-            for first, count in runs:
-                self._ids.add_block(MessageBlock(first, count, message_ids, at, ended))
-                at += count
+            self._ids.remove_block(first)
 
     def _take(self) -> MessageOutcome | None:
         """Return the next outcome that has arrived, or None. Calls the callbacks."""
@@ -357,7 +368,15 @@ class OutcomeStream(Iterator[MessageOutcome], AsyncIterator[MessageOutcome]):
         return outcome
 
 
-def _after(calls: int, then: Callable[[], object]) -> Callable[[], object]:
-    """Return a function that calls ``then`` at its last of ``calls`` calls. Called by one thread at a time."""
-    left = iter(range(calls - 1, -1, -1))
-    return lambda: None if next(left) else then()
+def _after(count: int, then: Callable[[], object]) -> Callable[[int], None]:
+    """Return a function that counts ended emissions, and calls ``then`` when all ``count`` have ended. Called by one
+    thread at a time."""
+    left = count
+
+    def ended(some: int) -> None:
+        nonlocal left
+        left -= some
+        if not left:
+            then()
+
+    return ended

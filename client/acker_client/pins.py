@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, uint64, unmix64_column
+from acker_protocol.ids import MASK, SLOTS, Column, numbers_of, slot_column, uint64, unmix64_column
 from acker_protocol.messages import FAIL, Entries, InitScope
 from acker_protocol.placement import Member, Placement
 
@@ -98,10 +98,11 @@ class Share:
 
 
 def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) -> list[Share]:
-    """Return the share of each member. Leaves out members without a section, unless ``inits`` has covered numbers.
+    """Return the share of each member of ``pins``. A member without a section has no share, unless ``inits`` has
+    covered numbers, which all members get.
 
-    Raises :class:`NowhereToSend` if there is no pin. Roots that are in no pin go to the members of all pins,
-    because the batch of these roots is unknown. A member that does not hold the batch is not harmed.
+    The batch of a root in no pin is unknown, so all members get this root. A member without the batch keeps the update
+    until it ages out. Raises :class:`NowhereToSend` if there is no pin.
     """
     pins = pins_for(pins, inits)
     servers = _servers(pins)
@@ -109,7 +110,7 @@ def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) ->
         return [Share(servers[0][0], entries, np.ones((1, SLOTS), np.bool_), tuple(pins))]
     if not servers:
         raise NowhereToSend("nobody has said where the roots of this report live")
-    slots = (mix64_column(entries.root_ids) >> np.uint64(SLOT_SHIFT)).astype(np.intp)
+    slots = slot_column(entries.root_ids)
     covers = inits is not None and len(inits.covered) > 0
     of_pin = _of_pins(pins, entries.root_ids)
     wanted = np.stack([_slots_among(slots if own is None else slots[own]) | covers for own in of_pin])

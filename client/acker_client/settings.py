@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from acker_client.pins import Pin
-from acker_protocol.placement import IDS, SPREAD
+from acker_protocol.placement import IDS, REPLICAS_MAX, SPREAD
 
 DEFAULT_PORT = 7070
 SERVERS_VARIABLE = "ACKER_SERVERS"
@@ -29,8 +29,6 @@ TLS_FILE_VARIABLES = {"ca": "ACKER_CA", "cert": "ACKER_CERT", "key": "ACKER_KEY"
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\])(:(?P<port>[0-9]{1,5}))?")
 _WRITE = f"write host:port, like 'localhost:{DEFAULT_PORT}'"
 
-# Votes on an outcome cannot count more replicas than this.
-REPLICAS_MAX = 8
 
 OnUnreachable = Literal["fail", "continue"]
 

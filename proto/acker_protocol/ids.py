@@ -174,6 +174,12 @@ def slot(root: int) -> int:
     return mix64(root) >> SLOT_SHIFT
 
 
+def slot_column(roots: Column) -> npt.NDArray[np.int64]:
+    """Return the slot of each of ``roots: uint64[n]``."""
+    slots: npt.NDArray[np.int64] = (mix64_column(roots) >> np.uint64(SLOT_SHIFT)).view(np.int64)
+    return slots
+
+
 def identity_term(root: int, edge: int) -> int:
     """Return a 128-bit hash of one consumed (root, edge). A task's identity sums these modulo 2**128."""
     high = mix64(root ^ mix64(edge ^ IDENTITY_SALT_HIGH))

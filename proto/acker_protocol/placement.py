@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, check_column, mix64_column
+from acker_protocol.ids import MASK, SLOTS, Column, check_column, mix64_column, slot_column
 
 # Ids are below this, so that a table of seats stays small: number the servers 0, 1, 2 ...
 IDS = 1024
 SPREAD = 8
+# The most replicas of a slot. Votes on an outcome cannot count more.
+REPLICAS_MAX = 8
 # No member holds more than 21/20 of the mean, rounded up.
 _OVER, _UNDER = 21, 20
 
@@ -107,7 +109,7 @@ class Placement:
     def replicas_of(self, root_ids: Column) -> Replicas:
         """Return the replicas of each of ``root_ids: uint64[n]``, as indices into ``members``: uint16[n, R]."""
         check_column("root_ids", root_ids)
-        found: Replicas = self.replicas[mix64_column(root_ids) >> np.uint64(SLOT_SHIFT)]
+        found: Replicas = self.replicas[slot_column(root_ids)]
         return found
 
 

@@ -10,19 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_client.error_text import REASON_LENGTH_MAX
-from acker_client.reports.accumulator import Accumulator, Draft
+from acker_client.reports.accumulator import Accumulator, Batch, Draft
 from acker_protocol.ids import mix64_column
 from acker_protocol.messages import ACK, FAIL, RESET
 
+BATCH: Batch = (7, 1)
 ROOTS = st.integers(1, 6) | st.integers(2**63, 2**63 + 2)
 EDGES = st.integers(0, 2**64 - 1)
+BATCHES = st.tuples(st.integers(1, 2), st.integers(1, 2))
 ROWS = st.lists(st.tuples(ROOTS, EDGES), max_size=8)
 CALLS = st.lists(
-    st.tuples(st.just("init"), ROOTS, st.lists(EDGES, max_size=3), st.integers(1, 3))
+    st.tuples(st.just("init"), ROOTS, st.lists(EDGES, max_size=3), BATCHES)
     | st.tuples(st.just("ack"), ROOTS, EDGES, st.lists(EDGES, max_size=3))
     | st.tuples(st.just("fail"), ROOTS, st.sampled_from(["", "a", "b"]), EDGES | st.just(0))
     | st.tuples(st.just("reset_timeout"), ROOTS)
-    | st.tuples(st.just("init_columns"), ROWS, st.integers(1, 3))
+    | st.tuples(st.just("init_columns"), ROWS, BATCHES)
     | st.tuples(st.just("ack_columns"), ROWS)
     | st.tuples(st.just("fail_columns"), ROWS, st.sampled_from(["", "a", "b"])),
     max_size=20,
@@ -35,9 +37,9 @@ class Twin:
     def __init__(self) -> None:
         self.updates: dict[int, tuple[int, int]] = {}
         self.reasons: dict[int, str] = {}
-        self.inits: dict[int, dict[int, int]] = {}
+        self.inits: dict[Batch, dict[int, int]] = {}
 
-    def init(self, root: int, edges: list[int], batch: int) -> None:
+    def init(self, root: int, edges: list[int], batch: Batch) -> None:
         val = 0
         for edge in edges:
             val ^= edge
@@ -58,7 +60,7 @@ class Twin:
     def reset_timeout(self, root: int) -> None:
         self.update(root, 0, RESET)
 
-    def init_columns(self, rows: list[tuple[int, int]], batch: int) -> None:
+    def init_columns(self, rows: list[tuple[int, int]], batch: Batch) -> None:
         folded: dict[int, list[int]] = {}
         for root, val in rows:
             folded.setdefault(root, []).append(val)
@@ -134,15 +136,15 @@ def test_every_report_is_in_wire_order_and_complete(calls: list[tuple[Any, ...]]
 def test_inits_come_before_updates() -> None:
     accumulator = Accumulator()
     accumulator.ack(1, 5)
-    accumulator.init(1, 5, batch=3)
-    assert [draft.batch for draft in accumulator.take_drafts()] == [3, None]
+    accumulator.init(1, 5, batch=(7, 3))
+    assert [draft.batch for draft in accumulator.take_drafts()] == [(7, 3), None]
 
 
 def test_the_first_init_of_a_root_counts_in_rows_and_in_columns() -> None:
     accumulator = Accumulator()
-    accumulator.init(1, 5, 1)
-    accumulator.init_columns([1, 2, 2], [6, 1, 2], 1)
-    accumulator.init(2, 9, 1)
+    accumulator.init(1, 5, BATCH)
+    accumulator.init_columns([1, 2, 2], [6, 1, 2], BATCH)
+    accumulator.init(2, 9, BATCH)
     (draft,) = accumulator.take_drafts()
     assert rows_of(draft) == {1: (5, ACK), 2: (3, ACK)}
 
@@ -170,7 +172,7 @@ def test_signed_ids_are_read_bit_for_bit() -> None:
 )
 def test_a_column_of_64_bit_integers_is_the_same_ids_in_whatever_dtype(column: Any) -> None:
     accumulator = Accumulator()
-    accumulator.init_columns(column, np.ones(2, np.int64), 1)
+    accumulator.init_columns(column, np.ones(2, np.int64), BATCH)
     (draft,) = accumulator.take_drafts()
     assert set(draft.entries.root_ids.tolist()) == {1, (1 << 64) - 3}
 

@@ -113,6 +113,16 @@ def test_a_source_that_was_found_by_a_root_is_the_same_after_a_join(servers: Ser
     assert heard(source, 6) == all_of(first + second, Verdict.ACKED)
 
 
+def test_a_client_that_asks_for_its_own_root_still_goes_on_without_a_server_of_its_source(servers: Servers) -> None:
+    source = servers.client(budget_s=2.0)
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    assert source.has_emitted(anchors[0].root_id)
+    servers[1].stop()
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
 def test_a_late_ack_of_a_process_that_never_heard_of_the_source_is_dropped_in_silence(servers: Servers) -> None:
     source, worker = servers.client(), servers.client()
     source.open_source("clicks")
@@ -133,6 +143,115 @@ def test_roots_of_a_source_that_has_ended_are_refused_with_advice(servers: Serve
     source.close_source()
     with pytest.raises(errors.UnknownSource, match=r"was not watched for its lease_s.* read outcomes\(\)"):
         ack(worker, anchors)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_process_finds_a_source_whose_servers_drain(count: int) -> None:
+    servers = Servers(count)
+    source, workers = servers.client(), [servers.client(budget_s=2.0) for _ in range(2)]
+    session = source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source, 4)
+    for server in servers.by_address.values():
+        server.shard.drain()
+    ack(workers[0], anchors[:2])
+    workers[1].join(session)
+    ack(workers[1], anchors[2:])
+    assert heard(source, 4) == all_of(anchors, Verdict.ACKED)
+    servers.close()
+
+
+def test_a_process_finds_a_source_on_a_draining_server_beside_another_one(servers: Servers) -> None:
+    servers[1].stop()
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source, 3)
+    servers[0].shard.drain()
+    servers[1].start()
+    ack(servers.client(), anchors)
+    assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
+
+
+@pytest.mark.parametrize("call", ["flush", "report", "has_emitted"])
+def test_a_call_that_waits_for_an_unknown_root_renews_the_lease_of_the_clients_own_source(call: str) -> None:
+    time = SimulatedTime(1000.0)
+    servers = {f"s{n}:1": LocalServer(id=n, clock=time.clock, sleep=time.sleep) for n in range(2)}
+
+    def connect(address: str) -> Any:
+        # As long as one server does not say whether it knows a root, the root may live there.
+        return Cut(servers[address].connect(address), lambda: address == "s0:1", only="pins")
+
+    client = AckerClient(Settings(tuple(servers), budget_s=60.0), connect=connect, clock=time.clock, sleep=time.sleep)
+    client.open_source("clicks", lease_s=20.0, message_timeout_s=None)
+    anchors, unknown = emitted(client, 3), Anchor(123456789, 5)
+    if call == "has_emitted":
+        assert not client.has_emitted(unknown.root_id)
+        ack(client, anchors)
+    elif call == "report":
+        with pytest.raises(errors.Unavailable, match="no server that answers knows where root"):
+            client.report(*tasks_report([unknown]))
+        ack(client, anchors)
+    else:
+        with pytest.raises(errors.Unavailable, match="no server that answers knows where root"):
+            ack(client, [unknown, *anchors])
+    assert heard(client, 3) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_server_that_a_source_has_left_out_is_not_waited_for_because_of_an_unknown_root() -> None:
+    time = SimulatedTime(1000.0)
+    servers = {f"s{n}:1": LocalServer(id=n, clock=time.clock, sleep=time.sleep) for n in range(2)}
+    settings = Settings(tuple(servers), gone_after_s=5.0, budget_s=60.0)
+    source, worker = (
+        AckerClient(
+            settings, connect=lambda address: servers[address].connect(address), clock=time.clock, sleep=time.sleep
+        )
+        for _ in range(2)
+    )
+    source.open_source("clicks", message_timeout_s=None)
+    [first, second] = emitted(source, 2)
+    ack(worker, [first])
+    servers["s0:1"].stop()
+    source.leave_out(1, {0})
+    source.watch(0.1)
+    with pytest.raises(errors.UnknownSource, match="no server knows root 123456789"):
+        ack(worker, [second, Anchor(123456789, 5)])
+
+
+def test_an_update_of_an_unknown_root_hides_no_other_source(servers: Servers) -> None:
+    source, worker = servers.client(), servers.client()
+    source.open_source("clicks", message_timeout_s=5.0)
+    for place in range(other_sources.MISSES_MAX + 1):
+        # These sort before all other roots.
+        worker.ack(ids.unmix64(1 + place), 5)
+    anchors = emitted(source, 3)
+    with pytest.raises(errors.UnknownSource, match="no server knows root"):
+        ack(worker, anchors)
+    with pytest.raises(errors.UnknownSource, match="no server knows root"):
+        worker.flush()
+    assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
+
+
+@pytest.mark.parametrize("is_fail", [False, True])
+def test_an_update_that_all_servers_disown_for_long_is_dropped_but_a_fail_without_an_edge(is_fail: bool) -> None:
+    time = SimulatedTime(1000.0)
+    servers = {f"s{n}:1": LocalServer(id=n, clock=time.clock, sleep=time.sleep) for n in range(2)}
+    worker = AckerClient(
+        Settings(tuple(servers)),
+        connect=lambda address: servers[address].connect(address),
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    if is_fail:
+        worker.fail(5)
+    else:
+        worker.ack(5, 7)
+    for _ in range(2):
+        with pytest.raises(errors.UnknownSource, match="no server knows root 5"):
+            worker.flush()
+        assert worker._state().buffered() == 1
+        time.sleep(other_sources.DISOWNED_S / 2)
+    with pytest.raises(errors.UnknownSource, match="no server knows root 5"):
+        worker.flush()
+    assert (worker._state().buffered(), worker.totals.unreported) == ((1, 0) if is_fail else (0, 1))
 
 
 @pytest.mark.slow

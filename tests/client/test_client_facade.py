@@ -267,6 +267,20 @@ def test_a_server_that_stays_full_is_overloaded(time: SimulatedTime) -> None:
     client.open_batch(2, 1 << 41, 8)
 
 
+def test_a_number_that_is_open_is_refused_with_other_parameters_and_stays_open(client: AckerClient) -> None:
+    pin = client.open_batch(2, 1 << 40, 1)
+    root = ids.root_id(1 << 40, 0)
+    with pytest.raises(ValueError, match=r"batch 2 is not over.* a number of its own"):
+        client.open_batch(2, 1 << 41, 1)
+    assert client.open_batch(2, 1 << 40, 1) == pin
+    client.init(root, 5, batch=2)
+    client.ack(root, 5)
+    client.flush()
+    client.settle(2, Settlement.DONE)
+    watched = client.watch()
+    assert (watched.settled, watched.outcomes.verdicts.tolist()) == ((2,), [Verdict.ACKED])
+
+
 def test_an_unanswered_status_keeps_the_report_and_names_itself(
     make: Callable[..., AckerClient], server: LocalServer
 ) -> None:

@@ -18,7 +18,7 @@ def registration() -> Registration:
     registration = Registration("orders", 5, 30.0, b"pins", 0.0)
     first = registration.heard(registration.request(0, 10), WatchReply(1, Status.APPLIED, "", True, 11, 0), 1.0)
     assert first is not None
-    assert not first.generation_changed
+    assert not first.lost_because
     registration.heard(registration.request(0, 10), answer(cursor=3, count=3), 2.0)
     return registration
 
@@ -33,7 +33,7 @@ def is_lost(registration: Registration) -> bool:
     assert registration.generation is not None
     found = registration.heard(registration.request(0, 10), answer(cursor=9, generation=registration.generation), 9.0)
     assert found is not None
-    return found.generation_changed
+    return bool(found.lost_because)
 
 
 def test_outcomes_are_confirmed_by_the_next_request(registration: Registration) -> None:
@@ -43,16 +43,16 @@ def test_outcomes_are_confirmed_by_the_next_request(registration: Registration) 
 def test_a_new_generation_is_reported_once(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12), 3.0)
     assert changed is not None
-    assert changed.generation_changed
+    assert changed.lost_because
     again = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12), 4.0)
     assert again is not None
-    assert not again.generation_changed
+    assert not again.lost_because
 
 
 def test_a_known_registration_answered_as_new_counts_as_changed(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12, is_new=True), 3.0)
     assert changed is not None
-    assert changed.generation_changed
+    assert changed.lost_because
 
 
 def test_of_the_first_two_answers_the_first_may_come_last() -> None:
@@ -66,7 +66,7 @@ def test_of_the_first_two_answers_the_first_may_come_last() -> None:
 def test_a_cursor_that_went_back_tells_of_a_new_registration_whose_answer_was_lost(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=1), 3.0)
     assert changed is not None
-    assert changed.generation_changed
+    assert changed.lost_because
 
 
 def test_a_cursor_that_the_server_does_not_know_is_asked_again_from_the_start(registration: Registration) -> None:
@@ -75,7 +75,7 @@ def test_a_cursor_that_the_server_does_not_know_is_asked_again_from_the_start(re
     assert registration.request(0, 10).confirmed == 0
     found = registration.heard(registration.request(0, 10), answer(cursor=2, count=2), 4.0)
     assert found is not None
-    assert found.generation_changed
+    assert found.lost_because
     assert len(found.outcomes) == 2
 
 
@@ -101,7 +101,7 @@ def test_no_poll_waits_longer_than_a_third_of_the_lease(registration: Registrati
 def test_a_long_silence_is_no_loss_while_the_registration_is_the_same(registration: Registration) -> None:
     found = registration.heard(registration.request(0, 10), answer(cursor=3), 400.0)
     assert found is not None
-    assert not found.generation_changed
+    assert not found.lost_because
 
 
 def test_pins_are_sent_until_the_server_has_them_and_again_when_a_delayed_poll_has_brought_older_ones(

@@ -135,6 +135,23 @@ def test_a_process_asks_less_often_the_longer_it_waits() -> None:
     assert 540 / PAUSE_MAX_S / 1.3 < late < 540 / PAUSE_MAX_S * 1.3
 
 
+def test_a_process_asks_less_often_for_a_view_that_only_a_silent_server_has() -> None:
+    servers = Registered()
+    executor = Executor(servers, random.Random(1))
+    silent = executor.placement.members[-1]
+    executor.wait_for(silent, 1.0)
+    servers.epoch = 2
+    executor._greet(silent)
+    servers.epoch = 1
+    servers.silent.add(silent.address)
+    servers.asked.clear()
+    executor.cluster.refresh()
+    assert servers.asked
+    executor.wait_for(silent, 600.0)
+    late = {at for at, _ in servers.asked if at >= 60.0}
+    assert 540 / PAUSE_MAX_S / 1.3 < len(late) < 540 / PAUSE_MAX_S * 1.3
+
+
 @given(st.floats(0.5, 90.0), st.integers(0, 1 << 30))
 def test_a_lost_server_is_noticed_three_sixteenths_of_its_silence_after_the_view_shows_it_at_most(
     lost_after_s: float, seed: int

@@ -143,17 +143,17 @@ class BatchTwin:
         own = sum(1 for root in self.roots.values() for speaker, _, _ in root.words if speaker == member)
         return own + len(self.elsewhere[member])
 
-    def hear(self, member: int, said: list[tuple[int, Word]]) -> tuple[list[Ended], int]:
-        """Return the ended roots, and the number of roots that are foreign to the member."""
+    def hear(self, member: int, said: list[tuple[int, Word]]) -> list[Ended]:
+        """Return the ended roots."""
         found: list[Ended] = []
         if member in self.silenced:
-            return found, 0
-        foreign = [root for root, _ in said if root not in self.roots or member not in self.roots[root].members]
-        self.elsewhere[member] |= {root for root in foreign if root in self.roots}
+            return found
+        own = {root for root, _ in said if root in self.roots}
+        self.elsewhere[member] |= {root for root in own if member not in self.roots[root].members}
         for root, word in said:
             if root in self.roots and self.roots[root].say(member, what_of(word), word[1]):
                 found.append(self._ended(root))
-        return found, len(foreign)
+        return found
 
     def silence(self, member: int, what: str, why: str) -> tuple[set[Ended], set[int]]:
         found: set[Ended] = set()
@@ -211,13 +211,13 @@ def test_a_batch_ends_each_root_as_the_table_says_for_any_order_of_events(
         if len(step) == 4:
             said = [(root_of(number), word) for number, word in step[2]]
             merged = votes.hear(member, reply(said, alike=step[3]))
-            found, foreign = twin.hear(member, said)
+            found = twin.hear(member, said)
             numbers = [root for root, _, _ in found]
             # Roots that end as absent are listed apart. The others come in the order of the reply.
             gone = [root for root in numbers if twin.roots[root].how == ABSENT]
             assert ended(merged.outcomes) == [each for each in found if each[0] not in gone]
             assert merged.absent.tolist() == gone
-            assert (merged.foreign, merged.unheard) == (foreign, 0)
+            assert not merged.unheard
         else:
             silence(votes, twin, step)
         check(twin, votes)
@@ -238,7 +238,7 @@ def silence(votes: BatchVotes, twin: BatchTwin, step: Settled | Left) -> None:
     assert set(ended(merged.outcomes)) == found
     assert set(merged.absent.tolist()) == absent
     assert (len(merged.outcomes), len(merged.absent)) == (len(found), len(absent))
-    assert (merged.foreign, merged.unheard) == (0, unheard)
+    assert merged.unheard == unheard
 
 
 @given(st.integers(1, 3), st.integers(0, 99), st.integers(0, 12), programs)
@@ -478,15 +478,14 @@ def test_a_member_that_left_cannot_report_absent_records() -> None:
     assert ended(votes.leave(1, "gone too").outcomes) == [(ROOT, LOST, "gone too")]
 
 
-def test_roots_of_other_batches_and_of_slots_that_a_member_does_not_hold_are_foreign() -> None:
+def test_roots_of_other_batches_and_of_slots_that_a_member_does_not_hold_are_ignored() -> None:
     table = placed(2, 1, 3)
     votes = BatchVotes(FIRST, 20, table)
     said = [(root_of(number), ACK) for number in range(-3, 23)]
     mine = [root for root in map(root_of, range(20)) if table[slot(root), 0] == 1]
     merged = votes.hear(1, reply(said))
     assert [root for root, _, _ in ended(merged.outcomes)] == mine
-    assert merged.foreign == len(said) - len(mine)
-    assert votes.hear(7, reply(said)).foreign == len(said)
+    assert not len(votes.hear(7, reply(said)).outcomes)
 
 
 def test_a_reason_that_one_replica_gave_first_stays_with_its_root_among_others() -> None:

@@ -146,6 +146,18 @@ def test_columns_for_which_there_is_no_room_start_no_tree(time: SimulatedTime) -
     assert len(verdicts(source)) == 60
 
 
+def test_an_emission_that_waits_for_room_renews_the_lease(time: SimulatedTime) -> None:
+    server = LocalServer(new_shard(max_pending=100), clock=time.clock, sleep=time.sleep)
+    settings = Settings(("full:1",), budget_s=60.0)
+    client = AckerClient(settings, connect=server.connect, clock=time.clock, sleep=time.sleep)
+    source, anchors = client.open_source("orders", lease_s=20.0, message_timeout_s=None), list[Anchor]()
+    with pytest.raises(errors.Overloaded):
+        anchors.extend(source.emit(number) for number in range(101))
+    for anchor in anchors:
+        client.ack(*anchor)
+    assert verdicts(source) == dict.fromkeys(range(100), Verdict.ACKED)
+
+
 def test_a_smaller_batch_is_taken_where_one_for_all_columns_finds_no_room(time: SimulatedTime) -> None:
     server = LocalServer(new_shard(max_pending=2000), clock=time.clock, sleep=time.sleep)
     client = AckerClient(connect=server.connect, clock=time.clock, sleep=time.sleep)
@@ -209,6 +221,36 @@ def test_a_closed_source_ends_its_outcomes_with_lost_for_the_rest(client: AckerC
     assert "closed" in repr(source)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_an_emission_that_waits_while_its_source_is_closed_raises(
+    server: LocalServer, time: SimulatedTime, columns: bool
+) -> None:
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if not server.is_up:
+            source.close()
+            server.start()
+
+    client = AckerClient(connect=server.connect, clock=time.clock, sleep=sleep)
+    source = client.open_source("orders", message_timeout_s=None)
+    if columns:
+        source.emit_columns(1000, ["x"] * 1000)
+    server.stop()
+    with pytest.raises(errors.Closed, match=r"open it again with open_source\('orders'\)"):
+        source.emit_columns(100, ["y"] * 100) if columns else source.emit("y")
+    outcomes = list(source.outcomes())
+    assert {outcome.verdict for outcome in outcomes} <= {Verdict.LOST}
+    assert sum(outcome.message_id == "x" for outcome in outcomes) == (1000 if columns else 0)
+    assert source.pending == 0
+    following = client.open_source("returns", message_timeout_s=None)
+    client.ack(*following.emit("z"))
+    assert verdicts(following) == {"z": Verdict.ACKED}
+    for _ in range(8):
+        time.sleep(5)
+        client.watch()
+    assert server.shard.stats.open_batches == 0
+
+
 @pytest.mark.parametrize("ends", ["close_source", "close"])
 def test_a_source_that_ends_with_its_client_ends_its_outcomes(client: AckerClient, ends: str) -> None:
     source = client.open_source("orders")
@@ -266,6 +308,35 @@ def test_a_server_that_comes_back_without_its_state_ends_messages_as_lost(
     assert verdicts(source) == dict.fromkeys("abc", Verdict.LOST)
     client.ack(*source.emit("d"))
     assert verdicts(source) == {"d": Verdict.ACKED}
+
+
+def test_rows_drawn_before_their_server_lost_its_state_get_their_outcomes(
+    server: LocalServer, time: SimulatedTime
+) -> None:
+    found, ended = list[MessageOutcome](), list[str]()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if not server.is_up:
+            # Another thread reads while the rows wait for their second batch, and hears what the server has lost.
+            server.start(with_state=False)
+            found.append(next(source.outcomes()))
+
+    client = AckerClient(connect=server.connect, clock=time.clock, sleep=sleep)
+    source = client.open_source("orders", message_timeout_s=None)
+    source.emit_columns(10, range(10))
+    server.stop()
+    roots, edges = source._emit_block(3000, range(10, 3010), lambda: ended.append("all rows"))
+    client.ack_columns(roots, edges)
+    assert not ended
+    for _ in range(10):
+        source._fetch()
+    assert ended == ["all rows"]
+    source.close()
+    found += source.outcomes()
+    assert "the source was closed" not in {outcome.reason for outcome in found}
+    expected = {number: Verdict.LOST if number < 1024 else Verdict.ACKED for number in range(3010)}
+    assert sorted((outcome.message_id, outcome.verdict) for outcome in found) == sorted(expected.items())
 
 
 def test_a_lease_that_ran_out_is_named_with_what_to_do(client: AckerClient, time: SimulatedTime) -> None:

@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client import AckerClient, Settings, Verdict
-from acker_client.cluster.votes import slots_of
 from acker_client.cluster.watched import WatchResult
 from acker_client.errors import AckerError
 from acker_client.pins import Pin
@@ -31,7 +30,7 @@ from acker_client.source.engine.environment import Environment, FramePlan
 from acker_client.source.engine.source import Source
 from acker_client.source.records.in_flight import Failures
 from acker_client.source.records.summary import Summary
-from acker_protocol.ids import Column, edge0_column, mix64_column
+from acker_protocol.ids import Column, edge0_column, mix64_column, slot
 from acker_protocol.messages import Entries, Identity, InitScope
 from acker_protocol.reports import fold
 
@@ -224,8 +223,7 @@ class Account(Listener):
         for root, (batch, _) in self.emitted.items():
             if batch in batches:
                 placement = self.pins[batch].placement
-                slot = int(slots_of(np.array([root], np.uint64))[0])
-                if {placement.members[index].id for index in placement.replicas[slot]} == {id}:
+                if {placement.members[index].id for index in placement.replicas[slot(root)]} == {id}:
                     found.add(root)
         return found
 

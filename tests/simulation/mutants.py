@@ -22,7 +22,7 @@ from acker_client.cluster.membership import Cluster
 from acker_client.cluster.pinned_batch import WENT_WITHOUT, PinnedBatch
 from acker_client.cluster.registration import Registration
 from acker_client.cluster.source_session import SourceSession
-from acker_client.cluster.votes import Votes, bits_of, slots_of
+from acker_client.cluster.votes import Votes, bits_of
 from acker_client.reports.sending import Sending
 from acker_client.rpc.silence import Silence
 from acker_client.source.engine.settling import Settling
@@ -30,7 +30,7 @@ from acker_client.spark.anchoring import derive
 from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.operators import branch, merging
 from acker_protocol import reports
-from acker_protocol.ids import numbers_of
+from acker_protocol.ids import numbers_of, slot_column
 from acker_protocol.messages import (
     FAIL,
     NO_KINDS,
@@ -213,7 +213,7 @@ def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
         rows = numbers_of(its._first, outcomes.root_ids)
         is_own = rows < np.uint64(its.up_to)
         is_own[is_own] = its._votes._endings[rows[is_own].view(np.int64)] == 0
-        bits = bits_of(its._replicas, index)[slots_of(outcomes.root_ids)]
+        bits = bits_of(its._replicas, index)[slot_column(outcomes.root_ids)]
         its._votes._spoken[rows[is_own].view(np.int64)] &= ~bits[is_own]
         its._silenced.discard(index)
         merged = real(self, member, outcomes)

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -213,6 +214,26 @@ def test_a_deleted_lock_is_acquired_again(alone: Callable[..., ZooKeeperOffsets]
     assert "/consumers/orders/lock" in nodes_of(store)
     store.close()
     assert alone().load() == {"clicks/3": below(1)}
+
+
+@pytest.mark.parametrize("when", ["before it is read", "while it is read"])
+def test_a_lock_that_is_lost_before_the_checkpoint_is_read_is_acquired_again(
+    alone: Callable[..., ZooKeeperOffsets], when: str
+) -> None:
+    store = alone()
+    store.load()
+    store.save({"clicks/3": below(10)})
+    store.close()
+    store = alone()
+    session = store.session
+    assert isinstance(session, MemorySession)
+    if when == "before it is read":
+        session.expire()
+    else:
+        session.before_transact = partial(nodes_of(store).__delitem__, "/consumers/orders/lock")
+    assert store.load() == {"clicks/3": below(10)}
+    store.save({"clicks/3": below(20)})
+    assert store.load() == {"clicks/3": below(20)}
 
 
 def test_a_checkpoint_of_another_source_is_refused_and_left_alone(alone: Callable[..., ZooKeeperOffsets]) -> None:

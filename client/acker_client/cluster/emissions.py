@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -65,28 +65,37 @@ class EmissionStream:
         """The numbers of all emissions so far, as (first, stop)."""
         return self._stream.base, self._stream.stop
 
-    def draw_root(self) -> tuple[int, int] | None:
+    def draw_root(self, note: Callable[[int], object] | None) -> tuple[int, int] | None:
         """Return the root id of the next emission and the number of its batch; None if ``open_next_batch`` has to be
-        called first."""
+        called first. Calls ``note(root)`` under the source's lock, as a drawn root may be LOST at once."""
         with self._batches.lock:
-            return self._stream.draw_root()
+            drawn = self._stream.draw_root()
+            if drawn is not None and note is not None:
+                note(drawn[0])
+            return drawn
 
-    def draw_roots(self, count: int) -> list[tuple[int, int, int]]:
+    def draw_roots(
+        self, count: int, note: Callable[[int, int], object], forget: Callable[[int], object]
+    ) -> list[tuple[int, int, int]]:
         """Draw ``count`` numbers, as runs (first number, how many, batch). Opens batches as ``open_next_batch`` does.
-        If one cannot be opened, gives up the numbers that were drawn, and raises."""
+        Calls ``note(first, how many)`` for each run as ``draw_root`` does. If a batch cannot be opened, calls
+        ``forget(first)`` for each run, gives up its numbers, and raises."""
         runs = list[tuple[int, int, int]]()
         try:
             while count:
                 with self._batches.lock:
                     run = self._stream.draw_roots(count)
+                    if run is not None:
+                        runs.append(run)
+                        note(*run[:2])
                 if run is None:
                     self.open_next_batch(None, count)
                 else:
-                    runs.append(run)
                     count -= run[1]
         except BaseException:
             with self._batches.lock:
-                for _, length, batch in runs:
+                for first, length, batch in runs:
+                    forget(first)
                     self._batches.inits_answered(batch, length)
             raise
         return runs

@@ -9,6 +9,7 @@ answered. Never places anything, and does not decide what a lost member means fo
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -59,8 +60,8 @@ class Cluster:
         self._ensembles: dict[tuple[int, int], int] = {}
         self._epoch_heard = 0
         self._slow: dict[Member, float] = {}
-        # For each member and type of reply (greeting or view): the first reply that spoke against the member. None once
-        # a later reply has spoken against it, too.
+        # The first reply that spoke against a member, by member and type of reply (greeting or view). This reply proves
+        # nothing, as it may be older than the member. None: a later reply spoke against the member, too.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         # Whether to ask for the view because of such a reply.
         self._is_in_doubt = False
@@ -83,10 +84,15 @@ class Cluster:
         listed = self._listing_of(member)
         return member.address if listed is None else listed.member.address
 
-    def patience(self, budget_s: float | None = None) -> Patience:
-        """Return a new budget. None: the budget of the settings."""
+    def patience(self, budget_s: float | None = None, *, meanwhile: Callable[[], object] = lambda: None) -> Patience:
+        """Return a new budget. None: the budget of the settings. ``meanwhile``: called before each wait."""
+
+        def sleep(seconds: float) -> None:
+            meanwhile()
+            self.sleep(seconds)
+
         deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
-        return Patience(deadline, self.sleep, self._random, self._backoff)
+        return Patience(deadline, sleep, self._random, self._backoff)
 
     @property
     def is_alone(self) -> bool:
@@ -111,16 +117,16 @@ class Cluster:
                     f"every server of {', '.join(self.settings.servers)} is draining or away: start another one"
                 )
 
-    def serving_addresses(self, patience: Patience) -> list[str]:
-        """Return the addresses of the servers in the view that answer calls, draining ones among them. Waits until
-        there is a server to place new batches on."""
-        view = self.view(patience)
+    def serving(self, patience: Patience) -> list[Member]:
+        """Return the servers that answer calls, draining ones among them. Waits only until some server was heard."""
+        self._look(patience)
         if self._listed is None:
-            return [member.address for member in view.members]
-        return [each.member.address for each in self._listed.members if each.state != MemberState.AWAY]
+            return self._server_list.serving()
+        return [each.member for each in self._listed.members if each.state != MemberState.AWAY]
 
     def refresh(self) -> None:
-        """Look for changes of the view if there is reason to. Raises nothing and waits only briefly."""
+        """Look for changes of the view if there is reason to. Raises nothing. May wait a second for each silent server
+        that is asked."""
         if self.is_alone:
             return
         try:
@@ -253,7 +259,9 @@ class Cluster:
     # -- inside
 
     def _heard(self, reply: Any) -> None:
-        self._epoch_heard = max(self._epoch_heard, reply.epoch)
+        if reply.epoch > self._epoch_heard:
+            self._epoch_heard = reply.epoch
+            self._view_pace.ask_at_once()
 
     def _listing_of(self, member: Member) -> ListedMember | None:
         """Return what a registry says about ``member``, which may have another address by now."""
@@ -274,11 +282,7 @@ class Cluster:
     def _ask_registry(self, patience: Patience) -> None:
         """Ask for the view if the known one is not the newest, or if a server is silent."""
         known = self._listed
-        if (
-            known is not None
-            and known.epoch >= self._epoch_heard
-            and not self._view_pace.is_due(self._reasons_to_ask(known))
-        ):
+        if known is not None and not self._view_pace.is_due(self._reasons_to_ask(known)):
             return
         self._view_pace.asked()
         while True:
@@ -297,9 +301,13 @@ class Cluster:
                 return
 
     def _reasons_to_ask(self, known: ViewReply) -> frozenset[str]:
-        """Return why to ask although no server has named a newer view: the addresses of members that are silent,
-        draining or away, and names of what else is in doubt."""
-        reasons = {"a server says that it drains": self.callers.has_noted_draining, "a doubt": self._is_in_doubt}
+        """Return why to ask: the addresses of members that are silent, draining or away, and names of what else is in
+        doubt."""
+        reasons = {
+            "a server says that it drains": self.callers.has_noted_draining,
+            "a doubt": self._is_in_doubt,
+            f"epoch {self._epoch_heard}": known.epoch < self._epoch_heard,
+        }
         return frozenset(reason for reason, holds in reasons.items() if holds) | frozenset(
             listed.member.address
             for listed in known.members

@@ -104,7 +104,7 @@ class PinnedBatch:
         return member in self._generations
 
     def is_settled_without(self, member: Member) -> bool:
-        """Whether the other members that have settled the batch together hold all slots of ``member``."""
+        """Whether each slot of ``member`` has another replica that has settled the batch and was not left out."""
         replicas = self.pin.placement.replicas
         settled = [self.members.index(other) for other in self._cursors if other not in self.out]
         has_other = np.isin(replicas, settled).any(axis=1)

@@ -69,10 +69,6 @@ class Heard:
     cursor: int
     generation: int
 
-    @property
-    def generation_changed(self) -> bool:
-        return bool(self.lost_because)
-
 
 class Registration:
     """One source of one client. Not thread-safe: the caller holds a lock around every method."""

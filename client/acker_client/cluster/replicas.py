@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 from acker_client.backoff import Patience
@@ -68,7 +69,8 @@ def ask_members(
     """
     members = list(party.unanswered_members)
     if len(members) == 1 and cluster.is_alone:
-        call(members[0], cluster.patience(budget_s))
+        # Nothing can be left out. The excuse is asked all the same, as callers renew leases in it.
+        call(members[0], cluster.patience(budget_s, meanwhile=partial(excuse, members[0])))
         return
     asking = _Asking(cluster, party, excuse, may_leave=may_leave)
     for member in members:

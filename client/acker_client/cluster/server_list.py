@@ -38,7 +38,8 @@ class ServerList:
         self._looked_at = float("-inf")
 
     def greet(self, patience: Patience) -> None:
-        """Greet the servers that are not greeted yet. Waits for an answer only until the first one has come."""
+        """Greet the servers that are not greeted yet. The first call waits until one has answered, and up to 2 s for
+        the others. Later calls do not wait, unless the list has only one server and this server drains."""
         seeds = self._settings.servers
         if len(seeds) == 1:
             self._greet_one(self._callers.at(seeds[0]), patience)
@@ -93,6 +94,13 @@ class ServerList:
 
     def view(self) -> View:
         """Return the servers of the list that answer and have not said that they take nothing new."""
+        open_to_new = tuple(member for member in self.serving() if not self._callers.is_draining(member.address))
+        if self._view is None or self._view.members != tuple(sorted(open_to_new, key=lambda each: each.id)):
+            self._view = View(0 if self._view is None else self._view.epoch + 1, open_to_new)
+        return self._view
+
+    def serving(self) -> list[Member]:
+        """Return the servers of the list that answer, draining ones among them."""
         members: dict[int, Member] = {}
         seen: set[int] = set()
         for seed in self._settings.servers:
@@ -107,10 +115,7 @@ class ServerList:
                     f"the servers at {other.address} and {seed} both have the id {hello.id}: start each with an --id of"
                     " its own, 0, 1, 2 ..."
                 )
-        open_to_new = tuple(member for member in members.values() if not self._callers.is_draining(member.address))
-        if self._view is None or self._view.members != tuple(sorted(open_to_new, key=lambda each: each.id)):
-            self._view = View(0 if self._view is None else self._view.epoch + 1, open_to_new)
-        return self._view
+        return list(members.values())
 
     def _is_out(self, seed: str) -> bool:
         return len(self._settings.servers) > 1 and self._callers.shown_silent_s(seed) >= self._settings.gone_after_s

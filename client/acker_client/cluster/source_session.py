@@ -121,11 +121,17 @@ class SourceSession:
     # -- batches
 
     def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:
-        """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new."""
+        """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new.
+        Raises ValueError if another batch has this number and is not over."""
         with self._batches.lock:
             known = self._batches.find_batch(request.number)
             self.emissions.leave_numbers_to_user()
-        if known is not None and known.request == request:
+        if known is not None and known.request != request:
+            raise ValueError(
+                f"batch {request.number} is not over, and was opened with other parameters: give this one a number of"
+                " its own"
+            )
+        if known is not None:
             return known.pin
         return self._opener.open_batch(PinnedBatch, request, self._cluster.patience(budget_s)).pin
 

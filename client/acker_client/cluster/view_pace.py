@@ -14,7 +14,8 @@ from acker_client.backoff import Clock, Random
 VIEW_S = 0.5
 # Pauses grow after this time. Reports wait for a server for seconds, so a server that is back has to be known soon.
 STEADY_S = 60.0
-# A pause is this part of the time since then. With jitter, a lost server is noticed at most 3/16 of that time later.
+# A pause is this part of the time since then. Jitter makes it up to half longer, so the client notices a lost server at
+# most 3/16 of that time late.
 SHARE = 1 / 8
 # The longest pause, without jitter.
 PAUSE_MAX_S = 5.0

@@ -32,7 +32,7 @@ Reports that are late, repeated or out of order change nothing:
 | an outcome of a root that has ended | counts only in `differed`, `saved` and the count that `settled` checks |
 | a member comes back after it left: paused, or without its state | it is ignored from then on |
 | *settled*, then *leave*, or *leave*, then *settled* | the second is ignored |
-| a root of another batch, or of a slot that this member does not hold | counted as foreign, and ignored |
+| a root of another batch, or of a slot that this member does not hold | ignored |
 """
 
 from __future__ import annotations
@@ -43,16 +43,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, root_ids
+from acker_client.cluster.watched import only
+from acker_protocol.ids import SLOTS, Column, numbers_of, root_ids, slot_column
 from acker_protocol.messages import NO_IDS, Cause, Kinds, Outcomes, Reason, ReasonIds, Verdict
-from acker_protocol.placement import Replicas
+from acker_protocol.placement import REPLICAS_MAX, Replicas
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 # One bit for each replica of a slot, by its position among the slot's replicas.
 Bits = npt.NDArray[np.uint8]
-
-REPLICAS_MAX = 8
 
 # One bit for each kind of report. The higher the bit, the stronger the report.
 OUT, UNREAD, ABSENT, LOST, TIMED_OUT, UNFINISHED, FAILED, ACKED = (1 << bit for bit in range(8))
@@ -76,13 +75,11 @@ _KINDS_BY_CAUSE = {Cause.UNFINISHED: (Verdict.FAILED, UNFINISHED), Cause.UNREAD:
 class Merged:
     """Final ``outcomes``, and the ``absent`` roots, uint64[m], which have no record.
 
-    ``foreign``: the number of reported outcomes of roots that are not in the batch, or not held by the member.
     ``unheard``: when a member settled, the outcomes that its server counted minus those that arrived here.
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
     absent: Column = field(default_factory=lambda: NO_IDS)
-    foreign: int = 0
     unheard: int = 0
 
 
@@ -237,18 +234,16 @@ class BatchVotes:
         if member in self._silenced:
             return Merged()
         rows = numbers_of(self._first, outcomes.root_ids)
-        bits = bits_of(self._replicas, member)[slots_of(outcomes.root_ids)]
+        bits = bits_of(self._replicas, member)[slot_column(outcomes.root_ids)]
         is_own = (rows < np.uint64(self.up_to)) & (bits != 0)
-        foreign = len(outcomes) - int(np.count_nonzero(is_own))
-        if foreign:
+        if not is_own.all():
             self._elsewhere[member].update(rows[(rows < np.uint64(self.up_to)) & (bits == 0)].tolist())
-            outcomes, rows, bits = chosen(outcomes, is_own), rows[is_own], bits[is_own]
+            outcomes, rows, bits = only(outcomes, is_own), rows[is_own], bits[is_own]
         is_first = self._votes.first_heard(rows.view(np.int64), bits)
         if not is_first.all():
-            outcomes, rows, bits = chosen(outcomes, is_first), rows[is_first], bits[is_first]
+            outcomes, rows, bits = only(outcomes, is_first), rows[is_first], bits[is_first]
         self._heard[member] += len(outcomes)
-        merged = self._votes.hear(rows.view(np.int64), bits, outcomes)
-        return self._count_ended(replace(merged, foreign=foreign))
+        return self._count_ended(self._votes.hear(rows.view(np.int64), bits, outcomes))
 
     def settled(self, member: int, roots: int) -> Merged:
         """Note that ``member`` has settled the batch and sends no more. Its server counted ``roots`` outcomes.
@@ -275,7 +270,7 @@ class BatchVotes:
         if self._heard[member] == self.up_to:
             return Merged()
         if self._slots is None:
-            self._slots = slots_of(self._roots_of(np.arange(self.up_to, dtype=np.int64))).astype(np.uint16)
+            self._slots = slot_column(self._roots_of(np.arange(self.up_to, dtype=np.int64))).astype(np.uint16)
             self._roots_a_slot = np.bincount(self._slots, minlength=SLOTS)
         own = bits_of(self._replicas, member)
         if self._heard[member] == self._roots_a_slot[own != 0].sum():
@@ -301,22 +296,10 @@ def checked(replicas: Replicas) -> Replicas:
     return replicas
 
 
-def slots_of(roots: Column) -> Rows:
-    """Return the slot of each root: int64[n]."""
-    slots: Rows = (mix64_column(roots) >> np.uint64(SLOT_SHIFT)).view(np.int64)
-    return slots
-
-
 def bits_of(replicas: Replicas, member: int) -> Bits:
     """Return the position of ``member`` among the replicas of each slot, as a bit: uint8[1024], 0 for no replica."""
     bits: Bits = np.packbits(replicas == member, axis=1, bitorder="little")[:, 0]
     return bits
-
-
-def chosen(outcomes: Outcomes, which: Mask) -> Outcomes:
-    """Return the ``outcomes`` that the mask ``which`` selects, in their order."""
-    reason_ids = outcomes.reason_ids[which] if len(outcomes.reason_ids) else outcomes.reason_ids
-    return Outcomes(outcomes.root_ids[which], outcomes.verdicts[which], reason_ids, outcomes.reasons)
 
 
 def lost_for(why: str, roots: Column) -> Outcomes:
@@ -340,4 +323,4 @@ def _parted(ended: Outcomes) -> Merged:
     is_absent = ended.verdicts == _NO_RECORD
     if not is_absent.any():
         return Merged(ended)
-    return Merged(chosen(ended, ~is_absent), ended.root_ids[is_absent])
+    return Merged(only(ended, ~is_absent), ended.root_ids[is_absent])

@@ -23,12 +23,16 @@ from acker_protocol.reports import fold, fold_updates
 _SIGNED_MIN = -(1 << 63)
 
 
+# A batch: the session of its source, and its number.
+Batch = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """The content of one report: inits of ``batch``, or updates if it is None."""
 
     entries: Entries
-    batch: int | None = None
+    batch: Batch | None = None
 
 
 class Accumulator:
@@ -43,7 +47,7 @@ class Accumulator:
         """Return the number of buffered roots. A root in several column calls counts once for each."""
         return len(self._vals) + self._column_entries + sum(len(inits) for inits in self._inits.values())
 
-    def init(self, root: int, edges: int | Iterable[int], batch: int) -> None:
+    def init(self, root: int, edges: int | Iterable[int], batch: Batch) -> None:
         """Start the tree of ``root`` with these edges (or with their XOR)."""
         # Asks for int first, since asking for Iterable costs more than the rest of the call.
         if isinstance(edges, int) or not isinstance(edges, Iterable):
@@ -66,7 +70,7 @@ class Accumulator:
         """Start the timeout of ``root`` again."""
         self._add_update(root_id(root), 0, RESET)
 
-    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
+    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: Batch) -> None:
         """Start trees in columns. The edges in rows of the same root XOR together."""
         entries = fold(*_columns(roots, vals))
         self._inits_of(batch).columns(entries)
@@ -113,14 +117,14 @@ class Accumulator:
         self._kinds: dict[int, int] = {}
         self._reasons: dict[int, str] = {}
         self._updates: list[Entries] = []
-        self._inits: dict[int, _Inits] = {}
+        self._inits: dict[Batch, _Inits] = {}
         self._column_entries = 0
 
     def _add_update(self, root: int, val: int, kind: int) -> None:
         self._vals[root] = self._vals.get(root, 0) ^ val
         self._kinds[root] = self._kinds.get(root, 0) | kind
 
-    def _inits_of(self, batch: int) -> _Inits:
+    def _inits_of(self, batch: Batch) -> _Inits:
         found = self._inits.get(batch)
         if found is None:
             found = self._inits[batch] = _Inits()

@@ -16,7 +16,7 @@ import numpy as np
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.published import Published, decode
 from acker_client.errors import RETRYABLE, Unavailable, UnknownSource
-from acker_client.pins import Pin
+from acker_client.pins import Mask, Pin
 from acker_client.rpc.side_by_side import do_all, errors_of
 from acker_protocol.ids import Column, root_id
 from acker_protocol.messages import Pins, Status
@@ -27,6 +27,11 @@ GREETING_S = 1.0
 LEARN_S = 0.5
 # The client remembers so many sources that it has found by a root. It finds a forgotten source again.
 FOUND_MAX = 256
+# A search ends after so many roots that no server knows. The next search begins with the roots behind them.
+MISSES_MAX = 16
+# An update is given up once all servers have disowned its root for this time. The client remembers so many such roots.
+DISOWNED_S = 600.0
+DISOWNED_MAX = 65_536
 
 NOT_WATCHED = (
     "its source was closed, or was not watched for its lease_s and so has ended; while a job runs, read outcomes() or"
@@ -46,6 +51,10 @@ class OtherSources:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._learnt_at = self._missed_at = float("-inf")
+        # By root: when all servers answered for the first and for the last time that they do not know it.
+        self._disowned: dict[int, tuple[float, float]] = {}
+        # How many roots were looked up that no server knew.
+        self._misses = 0
 
     def __iter__(self) -> Iterator[Published]:
         # Copied, as another thread may join a source meanwhile.
@@ -68,9 +77,9 @@ class OtherSources:
         while True:
             addresses = self._addresses_for(session)
             published, has_heard_all = self._asked(request, addresses)
-            if published is None:
-                # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
-                unlisted = [address for address in self._cluster.settings.servers if address not in addresses]
+            # A server whose ZooKeeper session has ended is in no view, and may still hold the roots of a source.
+            unlisted = [address for address in self._cluster.settings.servers if address not in addresses]
+            if published is None and unlisted:
                 published, has_heard_unlisted = self._asked(request, unlisted)
                 has_heard_all = has_heard_all and has_heard_unlisted
             if published is not None:
@@ -96,18 +105,40 @@ class OtherSources:
 
     def find(self, roots: Column) -> bool:
         """Ask the servers which sources have emitted ``roots``, of which no known source knows anything. Return False
-        if they may answer otherwise in a moment: some did not answer, or they were asked just now."""
+        if the servers were asked just now, if some did not answer, or if the newest pins of a source are still on their
+        way to them."""
         if self._cluster.clock() - self._missed_at < LEARN_S:
             return False
-        while len(roots):
+        deadline, may_miss, is_certain = self._cluster.patience(GREETING_S).deadline, MISSES_MAX, True
+        roots = np.roll(roots, -self._misses % len(roots))
+        while len(roots) and may_miss:
             published, has_heard_all = self._asked(Pins(0, int(roots[0])), self._addresses_for(0))
-            if published is None or not published.has(roots[:1]).all():
-                # A server that has published nothing newer than an earlier batch will do so with the next poll.
-                self._missed_at = self._cluster.clock()
-                return has_heard_all and published is None
-            self._keep(published)
-            roots = roots[~published.has(roots)]
-        return True
+            if published is not None and published.has(roots[:1]).all():
+                self._keep(published)
+                roots = roots[~published.has(roots)]
+                continue
+            if has_heard_all and published is None:
+                self._note_disowned(int(roots[0]))
+            else:
+                is_certain = False
+            roots = roots[1:]
+            self._missed_at = self._cluster.clock()
+            self._misses += 1
+            # A server that does not answer makes each miss take long.
+            may_miss = may_miss - 1 if deadline.left_s else 0
+        return is_certain
+
+    def are_disowned(self, roots: Column) -> Mask:
+        """Return which of ``roots: uint64[n]`` all servers have disowned for so long that their source has ended."""
+        times = (self._disowned.get(root, (0.0, 0.0)) for root in roots.tolist())
+        return np.array([last - first >= DISOWNED_S for first, last in times], np.bool_)
+
+    def _note_disowned(self, root: int) -> None:
+        now = self._cluster.clock()
+        first, _ = self._disowned.pop(root, (now, now))
+        self._disowned[root] = first, now
+        if len(self._disowned) > DISOWNED_MAX:
+            del self._disowned[next(iter(self._disowned))]
 
     def _keep(self, published: Published) -> None:
         """Keep what a source has published, unless something newer is known."""
@@ -130,11 +161,14 @@ class OtherSources:
         return Pins(session) if known is None or not _is_found(known) else Pins(0, root_id(known.first, 0))
 
     def _addresses_for(self, session: int) -> Collection[str]:
-        """Return the addresses of the servers in the view, and of those where roots of the source are known to live."""
-        cluster = self._cluster
-        pins = self.joined[session].pins if session in self.joined else ()
-        known = (cluster.address_of(member) for pin in pins for member in pin.placement.members)
-        return dict.fromkeys((*cluster.serving_addresses(cluster.patience()), *known))
+        """Return the addresses of the servers that answer, and of those where roots of the source are known to live and
+        count."""
+        cluster, known = self._cluster, list[str]()
+        if (source := self.joined.get(session)) is not None:
+            homes = ((pin.batch, member) for pin in source.pins for member in pin.placement.members)
+            known = [cluster.address_of(member) for batch, member in homes if not source.is_out(batch, member.id)]
+        serving = (member.address for member in cluster.serving(cluster.patience()))
+        return dict.fromkeys((*serving, *known))
 
     def _asked(self, request: Pins, addresses: Collection[str]) -> tuple[Published | None, bool]:
         """Ask these servers at once. Return the newest publication of a source, and whether every server answered."""
@@ -156,7 +190,8 @@ class OtherSources:
         newest = max(found, key=lambda each: each.version, default=None)
         for pin in () if newest is None else newest.pins:
             cluster.hear_of(pin.placement)
-        return newest, not errors
+        # If no server answers calls, none was asked.
+        return newest, bool(calls) and not errors
 
 
 def _is_found(published: Published) -> bool:

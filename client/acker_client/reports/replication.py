@@ -88,6 +88,13 @@ class Replication:
 
 
 def has_bare_fail(entries: Entries) -> bool:
-    """Whether one of the updates is a fail without an edge. If it is lost, its root could still be ACKED, as others may
-    ack all its edges. If a fail with an edge is lost, that edge stays open."""
-    return bool(len(entries.kinds) and np.any((entries.kinds & FAIL != 0) & (entries.ack_vals == 0)))
+    """Whether one of the updates is a fail without an edge."""
+    return bool(bare_fails(entries).any())
+
+
+def bare_fails(entries: Entries) -> Mask:
+    """Return which updates are fails without an edge. If one is lost, its root could still be ACKED, as others may ack
+    all its edges. If a fail with an edge is lost, that edge stays open."""
+    is_fail = entries.kinds & FAIL != 0 if len(entries.kinds) else np.zeros(len(entries), np.bool_)
+    found: Mask = is_fail & (entries.ack_vals == 0)
+    return found

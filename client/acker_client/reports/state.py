@@ -17,11 +17,11 @@ import numpy.typing as npt
 from acker_client.backoff import Patience
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.source_session import SourceSession
-from acker_client.errors import AckerError, Unavailable, UnknownSource
+from acker_client.errors import AckerError, Closed, Unavailable, UnknownSource
 from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
-from acker_client.reports.other_sources import GREETING_S, NOT_WATCHED, OtherSources
-from acker_client.reports.replication import Replication, has_bare_fail
+from acker_client.reports.other_sources import DISOWNED_S, GREETING_S, LEARN_S, NOT_WATCHED, OtherSources
+from acker_client.reports.replication import Replication, bare_fails, has_bare_fail
 from acker_client.rpc.delivery import Delivery, ReportResult
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope
@@ -80,6 +80,11 @@ class ClientState:
             raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
         return self.source_or_none
 
+    def refuse_closed(self, source: SourceSession) -> None:
+        """Raise ``Closed`` if ``source`` or this client was closed meanwhile. The caller holds the lock."""
+        if self.is_closed or self.source_or_none is not source:
+            raise Closed.of_source(source.name)
+
     def buffered(self) -> int:
         with self.lock:
             return len(self.accumulator) + sum(len(draft.entries) for draft in self.drafts)
@@ -101,7 +106,8 @@ class ClientState:
         while self.drafts:
             draft = self.drafts[0]
             pins, entries, unplaced, reason = self._routed(draft)
-            inits = None if draft.batch is None or not pins else InitScope(pins[0].session, draft.batch)
+            unplaced = self._without_disowned(unplaced)
+            inits = None if draft.batch is None or not pins else InitScope(*draft.batch)
             if len(entries):
                 identity = Identity(self.session, self.sequence, sequenced=True)
                 self.sequence += 1
@@ -138,6 +144,12 @@ class ClientState:
             # This client knows its own source better than the servers do, and decides itself which to leave out.
             self.others.join(session)
 
+    def wait_to_learn(self, patience: Patience) -> bool:
+        """Wait before the servers are asked again where roots live. Return False if the budget is spent."""
+        if self.source_or_none is not None:
+            self.source_or_none.keep_leases()
+        return patience.wait(LEARN_S)
+
     def is_out(self, pin: Pin, server: int) -> bool:
         """Whether the source of ``pin`` has left ``server`` out of the batch, or the batch is over."""
         if self.source_or_none is not None and pin.session == self.source_or_none.session:
@@ -146,11 +158,24 @@ class ClientState:
 
     # -- inside
 
+    def _without_disowned(self, unplaced: Entries) -> Entries:
+        """Return the updates without those that are given up, as all servers have long disowned their roots. Counts
+        these as unreported. A fail without an edge is never given up, as its root might be falsely ACKED."""
+        is_over = self.others.are_disowned(unplaced.root_ids) & ~bare_fails(unplaced)
+        if not is_over.any():
+            return unplaced
+        dropped = only(unplaced, is_over)
+        log.error("dropped %d updates, as for %.0f s no server has known their roots", len(dropped), DISOWNED_S)
+        self.add_to_totals(Delivery(Identity(self.session, self.sequence), dropped).result)
+        return only(unplaced, ~is_over)
+
     def _routed(self, draft: Draft) -> tuple[Pins, Entries, Entries, AckerError | None]:
         """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,
         and the reason (None if all can be placed). Drops entries of roots that are over."""
         if draft.batch is not None:
-            pin = None if self.source_or_none is None else self.source_or_none.pin_of(draft.batch)
+            session, number = draft.batch
+            source = self.source_or_none
+            pin = source.pin_of(number) if source is not None and source.session == session else None
             if pin is None:
                 return (), NO_ENTRIES, NO_ENTRIES, None
             return (pin,), draft.entries, NO_ENTRIES, None
@@ -226,7 +251,8 @@ class ClientState:
         One server that answers or is active need not be the only one. It would accept a fail of a root that lives on
         another server, and that root might be ACKED there. So the server first has to say whether there are others.
         """
-        members = self.cluster.view(patience).members
+        # It may drain: it takes reports as long as it has roots.
+        members = tuple(self.cluster.serving(patience))
         return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1)) if self.cluster.is_alone else None
 
 

@@ -20,7 +20,8 @@ _FINAL_MAX = int(Status.STALE)
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """The result of one report, counted in sections. ``unreported``: given up under ``on_unreachable="continue"``.
+    """The result of one report, counted in sections. ``unreported``: given up, because of
+    ``on_unreachable="continue"`` or because no server has known the roots for ten minutes.
 
     ``inits_known``: inits that changed nothing, as their root had been initialised before. ``inits_conflicting``: inits
     of roots that were pending in another source or batch; such a root ends as LOST in the old batch and in the new one.

@@ -240,10 +240,9 @@ class ZooKeeperOffsets:
 
     def _fences(self, partitions: Iterable[str]) -> dict[str, tuple[Require, ...]]:
         """Return the conditions for writing each partition. Leaves out partitions that this source may not write."""
-        while isinstance(self._owner, _Lock) and self._owner.is_lost:
-            self._acquire_lock(self._owner)
+        self._acquire_lost_lock()
         fences = {name: self._fence(name) for name in partitions}
-        if isinstance(self._owner, _Lock) and self._owner.is_lost:
+        if self._has_lost_lock:
             return self._fences(partitions)
         return {name: fence for name, fence in fences.items() if fence is not None}
 
@@ -315,14 +314,16 @@ class ZooKeeperOffsets:
     def _take_over(self, partitions: Sequence[str], contents: dict[str, bytes]) -> set[str]:
         """Rewrite nodes unchanged, or create them, so that no earlier owner can write them any more. Puts their content
         into ``contents``. Returns the finished partitions: this source has taken them over, or does not own them.
-        Another process has just written the nodes of the remaining partitions, so the caller tries them again."""
+        The caller tries the others again, as another process has just written their nodes, or the lock was lost."""
         ended = set[str]()
+        self._acquire_lost_lock()
         nodes = self._found(partitions)
         contents |= {name: nodes[name].content if name in nodes else b"" for name in partitions}
         for some in self._requests({name: contents[name] for name in partitions}):
             fences = {name: self._owner.fence(name) for name in some}
             ours = {name: content for name, content in some.items() if fences[name] is not None}
-            ended |= some.keys() - ours.keys()
+            if not self._has_lost_lock:
+                ended |= some.keys() - ours.keys()
             if not ours:
                 continue
             for name in ours:
@@ -337,9 +338,18 @@ class ZooKeeperOffsets:
                 continue
             for name in ours:
                 del self._versions[name]
-            if isinstance(operations[failed], Require):
+            if isinstance(operations[failed], Require) and not self._was_lock(operations[failed]):
                 ended |= set(whose[failed])
         return ended
+
+    @property
+    def _has_lost_lock(self) -> bool:
+        """Whether this checkpoint is without a group, and another run may have its lock."""
+        return isinstance(self._owner, _Lock) and self._owner.is_lost
+
+    def _acquire_lost_lock(self) -> None:
+        while isinstance(self._owner, _Lock) and self._owner.is_lost:
+            self._acquire_lock(self._owner)
 
     def _acquire_lock(self, lock: _Lock) -> None:
         """Acquire the lock of a checkpoint without a group. Waits until ZooKeeper removes a dead process's lock."""
