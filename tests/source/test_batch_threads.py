@@ -246,22 +246,28 @@ def test_a_pause_after_broken_batches_does_not_end_the_run_before_a_batch_withou
 
 
 def test_a_clean_up_that_fails_replaces_no_error_and_settles_the_other_batches(cluster: Cluster) -> None:
-    started = threading.Barrier(3, timeout=WAIT_S)
+    started, cancelled, environment = threading.Barrier(3, timeout=WAIT_S), threading.Event(), cluster.environment()
 
     class Listener(Log):
         def on_fail(self, failed: Any, why: Any) -> None:
             raise ZeroDivisionError("in the listener")
 
+    def framed(spark: Any, plan: Any) -> Any:
+        frame = environment.frame(spark, plan)
+        frame.evidence.on_cancel = cancelled.set  # type: ignore[attr-defined]
+        return frame
+
     def process(batch: Batch) -> None:
         started.wait()
         if batch.number == 1:
-            raise NameError("the program's mistake")
+            raise NameError("sku")
+        assert cancelled.wait(WAIT_S)
         if batch.number == 2:
-            raise ValueError("cancelled")
+            raise ValueError("the job was cancelled")
         save_all(batch)
 
-    environment = replace(cluster.environment(), blame=lambda error: Blame.CODE)
-    run = source(cluster, 15, environment=environment, concurrency=3, listener=Listener())
+    given = replace(environment, frame=framed, blame=lambda error: Blame.CODE)
+    run = source(cluster, 15, environment=given, concurrency=3, listener=Listener())
     with pytest.raises(NameError):
         run.run(NO_SPARK, process)
     assert run.summary().acked == 5

@@ -29,6 +29,7 @@ from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import schema_of
 from acker_client.source.storage import connecting
 from acker_client.source.storage.store import Opened, Store
+from acker_client.source.storage.troubles import explain
 from acker_client.source.waiting import OutOfReach
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, save_all
@@ -561,6 +562,13 @@ def test_what_a_store_refuses_is_one_sentence_that_says_what_to_do(
     assert not isinstance(raised.value, OutOfReach)
     assert "\n" not in str(raised.value)
     assert f"s3://{bucket}" in str(raised.value)
+
+
+def test_an_object_is_gone_also_if_the_reply_says_so_by_its_status_alone() -> None:
+    error = OSError("AWS Error RESOURCE_NOT_FOUND during GetObject operation:")
+    found = explain(error, "s3", "s3://bucket", "s3://bucket/in/a.txt")
+    assert isinstance(found, InputChanged)
+    assert "s3://bucket/in/a.txt cannot be read (it is not there)" in str(found)
 
 
 def test_a_bucket_that_does_not_exist_is_named_however_it_is_asked_for(server: S3Server) -> None:

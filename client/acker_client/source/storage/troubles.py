@@ -38,7 +38,8 @@ _FORBIDDEN = re.compile(
     r"|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED|Azure Error: \[\w*\] 40[13]|AccessControlException"
 )
 _OF_STORE = re.compile(r"AWS Error|google::cloud|Azure Error|HDFS|hdfs")
-_NO_OBJECT = re.compile(r"NO_SUCH_KEY|BlobNotFound|cloud::Status\(NOT_FOUND")
+# S3's library knows only the status of a reply whose content it cannot read.
+_NO_OBJECT = re.compile(r"NO_SUCH_KEY|RESOURCE_NOT_FOUND during (?:Get|Head)Object|BlobNotFound|cloud::Status\(NOT_FOUND")
 _NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|Bucket '[^']*' not found|ContainerNotFound")
 _REGION = re.compile(r"bucket is located in '(?P<region>[^']*)'")
 _ELSEWHERE = re.compile(r"HTTP status 301|PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint")
