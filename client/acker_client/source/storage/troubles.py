@@ -39,7 +39,9 @@ _FORBIDDEN = re.compile(
 )
 _OF_STORE = re.compile(r"AWS Error|google::cloud|Azure Error|HDFS|hdfs")
 # S3's library knows only the status of a reply whose content it cannot read.
-_NO_OBJECT = re.compile(r"NO_SUCH_KEY|RESOURCE_NOT_FOUND during (?:Get|Head)Object|BlobNotFound|cloud::Status\(NOT_FOUND")
+_NO_OBJECT = re.compile(
+    r"NO_SUCH_KEY|RESOURCE_NOT_FOUND during (?:Get|Head)Object|BlobNotFound|cloud::Status\(NOT_FOUND"
+)
 _NO_BUCKET = re.compile(r"NO_SUCH_BUCKET|Bucket '[^']*' not found|ContainerNotFound")
 _REGION = re.compile(r"bucket is located in '(?P<region>[^']*)'")
 _ELSEWHERE = re.compile(r"HTTP status 301|PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint")
