@@ -124,6 +124,12 @@ class Cluster:
             return self._server_list.serving()
         return [each.member for each in self._listed.members if each.state != MemberState.AWAY]
 
+    @property
+    def known_addresses(self) -> set[str]:
+        """The addresses of all servers that are configured or listed, whatever their state."""
+        listed = () if self._listed is None else self._listed.members
+        return {*self.settings.servers, *(each.member.address for each in listed)}
+
     def refresh(self) -> None:
         """Look for changes of the view if there is reason to. Raises nothing. May wait a second for each silent server
         that is asked."""

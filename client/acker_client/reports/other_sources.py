@@ -51,7 +51,8 @@ class OtherSources:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._learnt_at = self._missed_at = float("-inf")
-        # By root: when all servers answered for the first and for the last time that they do not know it.
+        # By root: when all servers answered for the first and for the last time that they do not know it. Every answer
+        # between these was the same.
         self._disowned: dict[int, tuple[float, float]] = {}
         # How many roots were looked up that no server knew.
         self._misses = 0
@@ -112,15 +113,16 @@ class OtherSources:
         deadline, may_miss, is_certain = self._cluster.patience(GREETING_S).deadline, MISSES_MAX, True
         roots = np.roll(roots, -self._misses % len(roots))
         while len(roots) and may_miss:
-            published, has_heard_all = self._asked(Pins(0, int(roots[0])), self._addresses_for(0))
+            addresses = self._addresses_for(0)
+            published, has_heard_all = self._asked(Pins(0, int(roots[0])), addresses)
             if published is not None and published.has(roots[:1]).all():
                 self._keep(published)
                 roots = roots[~published.has(roots)]
                 continue
-            if has_heard_all and published is None:
-                self._note_disowned(int(roots[0]))
-            else:
-                is_certain = False
+            is_unknown = has_heard_all and published is None
+            is_certain = is_certain and is_unknown
+            # A server that is away, or was never heard of, may have the roots of a source.
+            self._note_disowned(int(roots[0]), is_unknown and self._cluster.known_addresses <= set(addresses))
             roots = roots[1:]
             self._missed_at = self._cluster.clock()
             self._misses += 1
@@ -133,12 +135,14 @@ class OtherSources:
         times = (self._disowned.get(root, (0.0, 0.0)) for root in roots.tolist())
         return np.array([last - first >= DISOWNED_S for first, last in times], np.bool_)
 
-    def _note_disowned(self, root: int) -> None:
+    def _note_disowned(self, root: int, by_all: bool) -> None:
         now = self._cluster.clock()
-        first, _ = self._disowned.pop(root, (now, now))
-        self._disowned[root] = first, now
-        if len(self._disowned) > DISOWNED_MAX:
-            del self._disowned[next(iter(self._disowned))]
+        with self._lock:
+            first, _ = self._disowned.pop(root, (now, now))
+            if by_all:
+                self._disowned[root] = first, now
+            if len(self._disowned) > DISOWNED_MAX:
+                del self._disowned[next(iter(self._disowned))]
 
     def _keep(self, published: Published) -> None:
         """Keep what a source has published, unless something newer is known."""
@@ -166,7 +170,9 @@ class OtherSources:
         cluster, known = self._cluster, list[str]()
         if (source := self.joined.get(session)) is not None:
             homes = ((pin.batch, member) for pin in source.pins for member in pin.placement.members)
-            known = [cluster.address_of(member) for batch, member in homes if not source.is_out(batch, member.id)]
+            known = [
+                cluster.address_of(member) for batch, member in homes if member.id not in source.out.get(batch, ())
+            ]
         serving = (member.address for member in cluster.serving(cluster.patience()))
         return dict.fromkeys((*serving, *known))
 

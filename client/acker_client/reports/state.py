@@ -82,7 +82,9 @@ class ClientState:
 
     def refuse_closed(self, source: SourceSession) -> None:
         """Raise ``Closed`` if ``source`` or this client was closed meanwhile. The caller holds the lock."""
-        if self.is_closed or self.source_or_none is not source:
+        if self.is_closed:
+            raise Closed("the client was closed meanwhile")
+        if self.source_or_none is not source:
             raise Closed.of_source(source.name)
 
     def buffered(self) -> int:

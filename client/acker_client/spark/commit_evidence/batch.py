@@ -497,18 +497,15 @@ class BatchEvidence:
         ]
         if not known and not self.settings.tracking:
             known = [node.function]
+        again = [AGAIN + witness.tag for witness in seen]
         # An ack() in a frame that is not followed is recognized by the step's function below it in the plan. A known
         # ack() may be in frames of other steps, too.
-        again = _places([AGAIN + witness.tag for witness in seen], notes, seen)
-        own = replace(again, notes=[note for note in notes if note.kind != "part"], partitions={})
         if known:
-            acks = replace(own, functions=tuple(known), step=node.function)
+            acks = replace(_places([*known, *again], notes, seen), step=node.function)
         else:
-            acks = replace(own, functions=(ACK,), below=node.function)
-        actions = [action for witness in seen for action in witness.actions(again.cut)]
-        for places in (acks, again):
-            if places.partitions or any(map(finder.names, places.functions)):
-                actions += finder.actions(places)
+            acks = replace(_places([ACK], notes, seen), below=node.function)
+        actions = finder.actions(acks) if acks.partitions or any(map(finder.names, acks.functions)) else []
+        actions += [action for witness in seen for action in witness.actions(acks.cut)]
         return sorted(actions, key=lambda action: action.began_ms)
 
     def _read_what_was_pruned(self, acked: Acked, finder: ActionFinder) -> SinkFailed | None:

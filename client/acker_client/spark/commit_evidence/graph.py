@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from acker_client.spark.commit_evidence.evidence import Target
-from acker_client.spark.driver.lineage import READS
+from acker_client.spark.driver.lineage import AGAIN, READS
 from acker_client.spark.driver.stores import Record, Stores
 from acker_client.spark.worker.notes import Note
 
@@ -77,9 +77,10 @@ class Places:
     """How to recognize the rows of a sink in what Spark ran.
 
     ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, a function that
-    a node below that node must run. ``step``: if set, a function that the plan must name somewhere. ``notes``: what
-    tasks wrote about the rows. ``partitions``: the number of partitions of each watched RDD, by (tag, number in notes).
-    ``calls``: the targets of the client's own calls, by the call site that the executions within a call have.
+    a node below that node must run. ``step``: if set, a function that the plan must name somewhere, unless it names
+    the rows behind an RDD. ``notes``: what tasks wrote about the rows. ``partitions``: the number of partitions of each
+    watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the call site that the
+    executions within a call have.
     """
 
     functions: tuple[str, ...]
@@ -95,7 +96,8 @@ class Places:
         return frozenset(note.function for note in self.notes if note.kind == "cut")
 
     def are_in(self, plan: str) -> bool:
-        return self.step in plan and self.are_of(plan)
+        has_step = self.step in plan
+        return any(function in plan and (has_step or function.startswith(AGAIN)) for function in self.functions)
 
     def are_of(self, node: str) -> bool:
         """Whether a node with this text runs one of the functions."""

@@ -69,7 +69,6 @@ class ExplodePlan:
     kept: list[StructField]
     outer: bool
     fans_out: bool
-    digests_values: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +124,7 @@ class ExplodeStep:
 
 def exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataFrame:
     keep, elements = [field.name for field in ours.kept], [field.name for field in ours.elements]
+    # Spark may make the elements in another order when it runs a task again, as a join's matches of a key.
     digests_values = not spark_checks_reruns(df.sparkSession)
     step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values)
     added = [nullable(field) if ours.outer else field for field in ours.elements]

@@ -16,7 +16,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 from acker_client.spark.anchoring.anchors import TRACKING, reserved
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.columns import quoted, user_schema
-from acker_client.spark.driver.reruns import spark_checks_reruns
 from acker_client.spark.operators.declared import Transform, check_name, column_names, refuse_connect, refuse_untracked
 from acker_client.spark.operators.explode import ExplodePlan, exploded
 from acker_client.spark.plan_check import plan
@@ -60,9 +59,7 @@ def join(
         _refuse_texts(name, given, struct_type(other.schema), keys)
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.batches))
         joined = df.join(right, keys, "left")
-        # The values must be hashed: Spark may collect the matches of a key in a different order each time.
-        digests_values = not spark_checks_reruns(df.sparkSession)
-        ours = ExplodePlan(name, MATCHES, added, given.fields, how == "left", True, digests_values)
+        ours = ExplodePlan(name, MATCHES, added, given.fields, outer=how == "left", fans_out=True)
         return exploded(joined, plan.guard(joined, name), ours)
 
     return match
