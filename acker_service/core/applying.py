@@ -76,10 +76,13 @@ class Applying:
             return self._refuse_sections(message, sections, known)
         asked = _int_of(sections.bits)
         fresh = asked & ~known
-        if message.inits is not None and (fresh or not asked):
+        refusal = None
+        if message.inits is None:
+            refusal = self._refuse_fails(entries) if fresh else None
+        elif fresh or not asked:
             refusal = self._refuse_inits(message.inits, batch, sections, fresh)
-            if refusal:
-                return refusal
+        if refusal:
+            return refusal
         if not fresh:
             state.dedupe.record_applied(message.identity, message.digest, asked, state.now)
             self._cover(message, batch)
@@ -121,13 +124,23 @@ class Applying:
         trouble = self._state.shortage(source, _entries_in(sections, fresh))
         return self.refuse(Status.OVERLOADED, trouble) if trouble else None
 
+    def _refuse_fails(self, entries: Entries) -> Applied | None:
+        ledger, kinds = self._state.ledger, entries.kinds
+        bare = np.count_nonzero((kinds & FAIL != 0) & (entries.ack_vals == 0)) if len(kinds) else 0
+        if not bare or ledger.orphans + bare <= ledger.orphans_max:
+            return None
+        return self.refuse(
+            Status.OVERLOADED,
+            f"no room for {bare} fails of unknown roots: {ledger.orphans} updates wait for their inits",
+        )
+
     def refuse(self, status: Status, detail: str) -> Applied:
         return Applied(ApplyReply(self._incarnation, status, retry_delay_ms=delay_ms(status), detail=detail), 0, 0)
 
     def _refuse_sections(self, message: Apply, sections: Sections, status: Status) -> Applied:
         counters, outputs, done = self._state.counters, None, len(sections.slots)
         if status == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
-            outputs = self._block_acks(sections)
+            outputs = self._block_acks(message, sections)
             done = int(self._state.ledger.counters[kernels.SECTION])
         if status == Status.STALE:
             counters.sections_stale += done
@@ -188,15 +201,17 @@ class Applying:
         if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
             batch.cover(column(message.inits.covered, np.uint64))
 
-    def _block_acks(self, sections: Sections) -> Outputs:
+    def _block_acks(self, message: Apply, sections: Sections) -> Outputs:
         """XOR a random number into the ack vals of these roots, so that none of them reaches zero.
 
         Two attempts at the same work had different results for these roots. The server cannot know which attempt was
-        committed, and the second one may have failed a root that the first one finished.
+        committed, and the second one may have failed a root that the first one finished. Sections of the first attempt
+        that are still on their way count as applied, because the numbers may be dropped as orphans.
         """
         self._conflicts += 1
         vals = np.full(len(sections.keys), mix64(self._incarnation ^ mix64(self._conflicts)), np.uint64)
-        return self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS, lambda: None)
+        note = partial(self._note_applied, message, sections)
+        return self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS, note)
 
     def _keep_reasons(self, sections: Sections, entries: Entries, tombstones: Array) -> None:
         """Store the reasons of new tombstones. Frees unused reasons when the table is full, at most once a second."""

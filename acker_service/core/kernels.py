@@ -492,8 +492,8 @@ def apply_updates(
 ):  # fmt: skip
     """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` whose slots are in ``fresh``.
 
-    ``kinds`` empty: all ACK. The reason of an outcome is the entry's value in ``reasons``, plus one. At most
-    ``orphan_room`` orphans are created in all, which live for ``lifetime`` ticks. ``tombstones`` gets the
+    ``kinds`` empty: all ACK. The reason of an outcome is the entry's value in ``reasons``, plus one. Orphans live for
+    ``lifetime`` ticks. After ``orphan_room`` of them only fails without an edge create more. ``tombstones`` gets the
     position in the report of each new tombstone. The tombstone's ack val is BY_LOST_REASON, until `set_reasons`
     replaces it with the id of its reason. ``uses``: as in `apply_inits`.
 
@@ -537,7 +537,8 @@ def apply_updates(
             if cells[3 * cell] == _ZERO:
                 if kind & (_ACK | _FAIL) == 0:
                     continue
-                if counters[ORPHANS] >= orphan_room:
+                # Without a fail that has no edge, nothing would keep its root from being ACKED.
+                if counters[ORPHANS] >= orphan_room and (kind & _FAIL == 0 or vals[i] != _ZERO):
                     counters[DROPPED] += 1
                     continue
                 if count >= most:
@@ -659,11 +660,11 @@ def _age(tick, stamp):
 
 
 @njit(nogil=True)
-def _overdue(val, meta, tick, limits, orphan_ticks):
+def _overdue(val, meta, tick, limits, orphan_ticks, tombstone_ticks):
     """Return the ticks until an entry expires (0 or less: it is due), and the reason: the limit that it hits first."""
     progress_age = _age(tick, meta >> _PROGRESS_SHIFT)
     if meta & _INIT == _ZERO:
-        return orphan_ticks - progress_age, 0
+        return (orphan_ticks if meta & _FAILED == _ZERO else tombstone_ticks) - progress_age, 0
     if meta & _HELD != _ZERO and val == _ZERO:
         return np.int64(NEVER), 0
     index = meta & _INDEX_MASK
@@ -676,12 +677,15 @@ def _overdue(val, meta, tick, limits, orphan_ticks):
 
 @njit(
     types.void(
-        _I64S, types.int64, types.int64, _DIRECTORY, _LIMITS, types.int64, types.int64, _I64S, _U64S, _U64S, _I64S,
+        _I64S, types.int64, types.int64, _DIRECTORY, _LIMITS, types.int64, types.int64, types.int64, _I64S, _U64S,
+        _U64S, _I64S,
     ),
     nogil=True,
     cache=True,
 )  # fmt: skip
-def expire(place, rows, budget, directory, limits, orphan_ticks, tick, uses, out_roots, out_info, counters):
+def expire(
+    place, rows, budget, directory, limits, orphan_ticks, tombstone_ticks, tick, uses, out_roots, out_info, counters
+):
     """Expire the due entries of the next ``rows`` sub-tables, cyclically from ``place`` on. Looks at ``budget`` cells.
 
     ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips sub-tables
@@ -705,7 +709,7 @@ def expire(place, rows, budget, directory, limits, orphan_ticks, tick, uses, out
                     cell += 1
                     continue
                 meta = cells[3 * cell + 2]
-                left, reason = _overdue(cells[3 * cell + 1], meta, tick, limits, orphan_ticks)
+                left, reason = _overdue(cells[3 * cell + 1], meta, tick, limits, orphan_ticks, tombstone_ticks)
                 if left > 0:
                     soonest = min(soonest, left)
                     cell += 1

@@ -148,6 +148,11 @@ class Ledger:
         if len(self._outputs) > 1 and outputs in self._outputs:
             self._outputs.remove(outputs)
 
+    @property
+    def acks_max(self) -> int:
+        """Above how many orphans acks of unknown roots are dropped. The room above is for fails without an edge."""
+        return self.orphans_max - self.orphans_max // 8
+
     def begin(self) -> None:
         """Count from zero what kernels change."""
         self.counters[:] = 0
@@ -202,7 +207,7 @@ class Ledger:
         while True:
             kernels.apply_updates(
                 sections.keys, vals, kinds, reasons, sections.starts, sections.slots, fresh, section, count,
-                self.tables.directory, tables.LARGE, orphan_ticks, self.orphans_max - self.orphans, tick, self.uses,
+                self.tables.directory, tables.LARGE, orphan_ticks, self.acks_max - self.orphans, tick, self.uses,
                 outputs.roots, outputs.info, self._tombstones, self._surplus, self.counters,
             )  # fmt: skip
             section = int(self.counters[kernels.SECTION])
@@ -254,12 +259,14 @@ class Ledger:
 
     # -- sweeps
 
-    def expire(self, tick: int, orphan_ticks: int, rows: int, cells: int, outputs: Outputs) -> None:
+    def expire(
+        self, tick: int, orphan_ticks: int, tombstone_ticks: int, rows: int, cells: int, outputs: Outputs
+    ) -> None:
         """Expire due entries of the next ``rows`` sub-tables, among ``cells`` cells. The next call continues where this
         one stopped. ``counters`` has the numbers of sub-tables and of cells."""
         kernels.expire(
-            self._expired, rows, cells, self.tables.directory, self.limits, orphan_ticks, tick, self.uses,
-            outputs.roots[:OUTCOMES_MAX], outputs.info[:OUTCOMES_MAX], self.counters,
+            self._expired, rows, cells, self.tables.directory, self.limits, orphan_ticks, tombstone_ticks, tick,
+            self.uses, outputs.roots[:OUTCOMES_MAX], outputs.info[:OUTCOMES_MAX], self.counters,
         )  # fmt: skip
 
     def recheck_expiry(self) -> None:

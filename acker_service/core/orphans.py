@@ -1,9 +1,10 @@
 """Orphans: how long an entry without an init (an early or late ack, a tombstone) may wait for its init.
 
-The number of orphans is bounded. The more there are, the shorter they live; above the bound, acks of unknown roots are
-dropped and counted. Dropping an ack is safe. It can stall a tree, and then the record is replayed. It can never make a
-tree look done: an update holds a record's own edge and its children's edges, and the edges that the dropped update
-would have cancelled stay in the ack val.
+The number of orphans is bounded. The more there are, the shorter acks of unknown roots live; above seven eighths of the
+bound they are dropped and counted. Dropping an ack is safe. It can stall a tree, and then the record is replayed. It can
+never make a tree look done: an update holds a record's own edge and its children's edges, and the edges that the dropped
+update would have cancelled stay in the ack val. A fail without an edge leaves no edge behind, so it is not dropped:
+without room, its message is refused. Tombstones live for the whole time.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ class Orphans:
 
     @property
     def ticks(self) -> int:
-        """How long an orphan may wait at present, in ticks."""
+        """How long an ack may wait for its init at present, in ticks."""
         return int(self.timeout_s * kernels.TICKS_A_SECOND / self._pressure) + 1
+
+    @property
+    def tombstone_ticks(self) -> int:
+        """How long a fail may wait for its init, in ticks."""
+        return int(self.timeout_s * kernels.TICKS_A_SECOND) + 1
 
     def update_pressure(self) -> None:
         """Adjust the lifetime of orphans to their number."""
-        share = self._ledger.orphans / self._ledger.orphans_max
+        share = self._ledger.orphans / self._ledger.acks_max
         pressure = next((factor for bound, factor in PRESSURE if share > bound), 1)
         if pressure > self._pressure:
             self._ledger.recheck_expiry()

@@ -507,7 +507,7 @@ class Shard:
         while rows and cells > 0:
             outputs = state.ledger.free_outputs()
             state.accounts.begin(Uncounted(outputs))
-            state.ledger.expire(state.tick, self._orphans.ticks, rows, cells, outputs)
+            state.ledger.expire(state.tick, self._orphans.ticks, self._orphans.tombstone_ticks, rows, cells, outputs)
             state.accounts.finish()
             counted = state.ledger.counters
             rows, cells = rows - int(counted[kernels.SECTION]), cells - int(counted[kernels.CELLS])

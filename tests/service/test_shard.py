@@ -570,8 +570,8 @@ def test_a_flood_of_acks_for_unknown_roots_is_bounded() -> None:
     for n in range(20):
         send(updates_of(new_roots(10_000, FIRST + 1000 + n * 10_000)), 0.1)
     stats = shard.stats
-    assert stats.orphans == 50_000
-    assert stats.orphans_dropped == 150_000
+    assert stats.orphans == 43_750
+    assert stats.orphans_dropped == 156_250
     assert stats.ledger_bytes < 50_000 * 50
     send(updates_of(roots), 0.2)
     assert len(watch(shard)) == 100
@@ -579,6 +579,48 @@ def test_a_flood_of_acks_for_unknown_roots_is_bounded() -> None:
     for tenth in range(150):
         shard.tick(0.3 + tenth / 10)
     assert shard.stats.orphans == 0
+
+
+def bare_fails(roots: Column) -> Entries:
+    count = len(roots)
+    return reports.fold_updates(roots, np.zeros(count, np.uint64), np.full(count, FAIL, np.uint8), {})
+
+
+def test_a_fail_without_an_edge_is_kept_or_refused_and_never_dropped() -> None:
+    shard, roots = new_shard(max_pending=2048), new_roots(2)
+    send = Sender(shard).send
+    watch(shard)
+    send(updates_of(new_roots(2000, FIRST + 1000)))
+    assert shard.stats.orphans_dropped == 2000 - 896
+    assert send(bare_fails(roots[:1])) == Status.APPLIED
+    assert send(bare_fails(new_roots(127, FIRST + 5000))) == Status.APPLIED
+    assert send(bare_fails(roots[1:])) == Status.OVERLOADED
+    # The tombstones outlive the acks, which live for a few seconds under this pressure.
+    for second in range(60):
+        shard.tick(float(second))
+    assert shard.stats.orphans == 128
+    assert send(bare_fails(roots[1:]), 60.0) == Status.APPLIED
+    send(updates_of(roots), 61.0, batch=0)
+    send(updates_of(roots), 61.0)
+    assert {verdict for verdict, _ in watch(shard, 62.0).values()} == {Verdict.FAILED}
+
+
+def test_the_late_section_of_an_attempt_that_another_one_conflicts_with_acks_no_root() -> None:
+    """The orphans that spoil the roots find no room here."""
+    shard, roots = new_shard(max_pending=2048), new_roots(40)
+    send = Sender(shard).send
+    watch(shard)
+    first, second, identity = updates_of(roots), updates_of(roots, 7), Identity(8, 8)
+    parts = reports.pack(identity, first, message_bytes=1)
+    assert shard.apply(parts[0], 0.0).status == Status.APPLIED
+    send(updates_of(new_roots(2000, FIRST + 1000)))
+    assert shard.apply(Apply(identity, reports.digest(second), second), 0.0).status == Status.CONFLICT
+    for second in range(60):
+        shard.tick(float(second))
+    assert shard.stats.orphans == 0
+    assert {shard.apply(part, 60.0).status for part in parts} == {Status.DUPLICATE}
+    send(updates_of(roots), 61.0, batch=0)
+    assert not watch(shard, 62.0)
 
 
 def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_counts() -> None:

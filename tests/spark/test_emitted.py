@@ -30,6 +30,7 @@ from acker_client.spark import (
 from acker_client.spark import functions as AF
 from acker_client.spark.anchoring.pages import OtherRows, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report
+from acker_client.spark.commit_evidence.acked import AckedTwice
 from acker_client.spark.commit_evidence.batch import NotHeld
 from acker_client.spark.driver.persisted import DIGEST, PLACE
 from acker_client.spark.driver.session import NO_TRACKING, PINS, TASK_TRACKING, SessionError, hand_down
@@ -180,6 +181,22 @@ def test_a_udf_acks_its_rows_and_fails_those_for_which_it_raises(source: OpenSou
         number: len(f"w{number}") if number % 5 else None for number in range(ROWS)
     }
     assert verdicts(source) == FIFTHS
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda frame: frame.select(row_udf("id", "text"), pandas_udf("id", "text")),
+        lambda frame: frame.withColumn("n", row_udf("id", "text")).withColumn("m", pandas_udf("id", "text")),
+        lambda frame: frame.withColumn("n", row_udf("id", "text")).foreachPartition(post),
+    ],
+    ids=["two in a select", "one after the other", "a collector behind one"],
+)
+def test_a_second_function_that_acks_the_same_rows_is_refused(alone: OpenSource, df: DataFrame, work: Any) -> None:
+    frame = alone.frame(df)
+    with pytest.raises(AckedTwice, match=r"another column acks the same rows.* Do the work in one function"):
+        work(frame)
+    assert alone.pending == ROWS
 
 
 @pytest.mark.long

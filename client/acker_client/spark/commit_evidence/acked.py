@@ -25,10 +25,12 @@ from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, S
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.types import StructType
 
-from acker_client.spark.anchoring.anchors import TRACKING
+from acker_client.errors import AckerError
+from acker_client.spark.anchoring.anchors import ANCHORS, EDGE, TRACKING
 from acker_client.spark.commit_evidence.following import analyzed, follow, remade
 from acker_client.spark.commit_evidence.witness import Trail, Witness
 from acker_client.spark.driver import lineage
+from acker_client.spark.driver.catalyst import each
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.worker.notes import note_store_of
 
@@ -38,6 +40,20 @@ CHAIN, BELOW = "_acker_chain", "_acker_below"
 _planning = threading.RLock()
 
 ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
+
+
+class AckedTwice(AckerError):
+    """Rows of a plain source would be acked by one function before another one has worked on them."""
+
+    # A retry cannot help. ``blame`` reads this.
+    is_of_the_program = True
+
+    def __init__(self, taker: str) -> None:
+        super().__init__(
+            f"{taker}: another column acks the same rows, which would count as done before this one has worked on them."
+            " Do the work in one function, pass on the records of emits=True, make copies with branch(frame, 2), or"
+            " leave out the tracking columns"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +187,7 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
         functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
         if functions:
             _check_rows(df, f"{method.__name__} with ack()")
+            _refuse_several(df, functions)
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
@@ -184,9 +201,29 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
 
 def _check_rows(df: BodyFrame, taker: str) -> None:
     batch = vars(df)["_acker_batch"]
-    # Behind a column that acks, rows may have edges that this column has made.
-    if not batch.held and any(column in df.columns for column in TRACKING) and ACK not in analyzed(df):
+    if batch.held or not any(column in df.columns for column in TRACKING):
+        return
+    text = analyzed(df)
+    if ACK not in text:
         batch.check_rows(df, taker)
+    elif not _has_new_anchors(df, text):
+        raise AckedTwice(taker)
+
+
+def _refuse_several(df: BodyFrame, functions: Sequence[str]) -> None:
+    if not vars(df)["_acker_batch"].held and len(set(functions)) > 1:
+        raise AckedTwice("a second column that acks")
+
+
+def _has_new_anchors(df: DataFrame, plan: str) -> bool:
+    """Whether rows behind a column that acks have anchors that the column has made, and no longer those it acked."""
+    java: Any = df._jdf
+    made = {
+        str(attribute.name()): int(attribute.exprId().id())
+        for attribute in each(java.queryExecution().analyzed().output())
+    }
+    column = EDGE if EDGE in made else ANCHORS
+    return re.search(rf"AS {column}#{made.get(column)}L?\b", plan) is not None
 
 
 def _columns(value: Any) -> Iterator[Column]:
