@@ -596,8 +596,8 @@ def test_a_fail_without_an_edge_is_kept_or_refused_and_never_dropped() -> None:
     assert send(bare_fails(new_roots(127, FIRST + 5000))) == Status.APPLIED
     assert send(bare_fails(roots[1:])) == Status.OVERLOADED
     # The tombstones outlive the acks, which live for a few seconds under this pressure.
-    for second in range(60):
-        shard.tick(float(second))
+    for now in range(60):
+        shard.tick(float(now))
     assert shard.stats.orphans == 128
     assert send(bare_fails(roots[1:]), 60.0) == Status.APPLIED
     send(updates_of(roots), 61.0, batch=0)
@@ -615,8 +615,8 @@ def test_the_late_section_of_an_attempt_that_another_one_conflicts_with_acks_no_
     assert shard.apply(parts[0], 0.0).status == Status.APPLIED
     send(updates_of(new_roots(2000, FIRST + 1000)))
     assert shard.apply(Apply(identity, reports.digest(second), second), 0.0).status == Status.CONFLICT
-    for second in range(60):
-        shard.tick(float(second))
+    for now in range(60):
+        shard.tick(float(now))
     assert shard.stats.orphans == 0
     assert {shard.apply(part, 60.0).status for part in parts} == {Status.DUPLICATE}
     send(updates_of(roots), 61.0, batch=0)

@@ -68,6 +68,20 @@ def fewer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.matrix
+def test_rows_that_two_sources_use_stay_persisted_until_the_second_one_ends(spark: SparkSession) -> None:
+    df = spark.range(10).withColumn("drawn", F.rand())
+    first, second, of_the_user = Persisted(df), Persisted(df.select("*")), Persisted(spark.range(7).cache())
+    for each in (first, second, of_the_user):
+        each.persist()
+    first.unpersist()
+    assert df.storageLevel.useMemory
+    second.unpersist()
+    assert not df.storageLevel.useMemory
+    of_the_user.unpersist()
+    assert spark.range(7).storageLevel.useMemory
+    spark.range(7).unpersist()
+
+
 def test_every_row_of_a_frame_is_acked_or_in_the_dead_letters_under_its_key_and_nothing_stays_persisted(
     connected: SparkSession, tmp_path: Path
 ) -> None:

@@ -30,6 +30,9 @@ PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"
 COMPRESSED, ADAPTIVE = "spark.sql.inMemoryColumnarStorage.compressed", "spark.sql.adaptive.enabled"
 # Held while a setting of the session is changed, so that no other thread here reads the changed value.
 _PLANNING = threading.Lock()
+# Those here that have persisted a frame. Several may use the same rows, because Spark keeps rows by their plan.
+_using: list[Persisted] = []
+_USING = threading.Lock()
 # A filter names at most this many ranges of pages. If there are more, it lists the pages.
 STRETCHES_MAX = 20
 
@@ -47,19 +50,28 @@ class Persisted:
 
     def persist(self) -> None:
         """Persist the frame, unless the user has persisted it, and count its rows. This reads the whole frame."""
-        self._is_ours = not self._is_kept
-        if self._is_ours:
-            # Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice as
-            # long.
-            with _planning(self.spark, COMPRESSED):
-                self._df.persist(*filter(None, [self._level]))
+        with _USING:
+            is_shared = self._is_used_by_others
+            self._is_ours = is_shared or not self._is_kept
+            if self._is_ours:
+                _using.append(self)
+            if self._is_ours and not is_shared:
+                # Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice
+                # as long.
+                with _planning(self.spark, COMPRESSED):
+                    self._df.persist(*filter(None, [self._level]))
         self.pages = self._count_pages()
 
     def unpersist(self) -> None:
-        """Unpersist the frame, also after :meth:`persist` has raised. May be called again."""
-        if self._is_ours:
-            self._is_ours = False
-            run_uninterrupted(self._df.unpersist)
+        """Unpersist the frame unless others here use the same rows, also after :meth:`persist` has raised. May be
+        called again."""
+        if not self._is_ours:
+            return
+        self._is_ours = False
+        with _USING:
+            _using.remove(self)
+            if not self._is_used_by_others:
+                run_uninterrupted(self._df.unpersist)
 
     def read(self, pages: Positions) -> DataFrame:
         """Return the rows of these ``pages: int64[k]``, ascending: columns ``_0``, ``_1`` ..., place and digest."""
@@ -89,6 +101,12 @@ class Persisted:
         counted = json.loads(java.collectAsList().get(0).getString(0))
         ids, rows, found = (np.array([each[name] for each in counted], np.int64) for name in ("id", "rows", "digest"))
         return Pages(ids, rows, found.view(np.uint64))
+
+    @property
+    def _is_used_by_others(self) -> bool:
+        java: Any = self._df._jdf
+        alive = (each._df for each in _using if each.spark.sparkContext is self.spark.sparkContext)
+        return any(each is self._df or java.sameSemantics(each._jdf) for each in alive)
 
     @property
     def _is_kept(self) -> bool:
