@@ -49,7 +49,8 @@ MOMENT_S = 0.0002
 
 log = Log("acker.shard")
 
-OnEnd = Callable[[Callable[[], None]], object]
+# Returns False if the call has ended already.
+OnEnd = Callable[[Callable[[], None]], bool]
 # Lets other calls work inside ``with paused():``.
 Paused = Callable[[], AbstractContextManager[object]]
 
@@ -154,7 +155,7 @@ class SharedShard:
     def watch(
         self,
         request: Watch,
-        on_end: OnEnd = lambda _: None,
+        on_end: OnEnd = lambda _: True,
         paused: Paused = nullcontext,
         caller: str = "",
     ) -> WatchReply:
@@ -180,7 +181,8 @@ class SharedShard:
                 self._log_refusal("watch_refused", request.session, reply, asked=asked)
             if waiting is None:
                 return reply
-            on_end(waiting.dismiss)
+            if not on_end(waiting.dismiss):
+                waiting.dismiss()
             with paused():
                 # The call and its reply both renew the lease, so the call must end well before the lease does.
                 waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))

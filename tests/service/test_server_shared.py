@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -99,3 +100,12 @@ def test_under_load_every_outcome_is_reported_exactly_once(shared: SharedShard) 
         reported = listener.result()
     assert len(reported) == len(set(reported)) == expected
     assert not shared.watch(Watch("test", 7, 600_000, confirmed=expected)).outcomes
+
+
+def test_a_watch_whose_caller_has_already_gone_does_not_wait_and_does_not_renew_the_lease(
+    shared: SharedShard, slow: SlowToSettle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Mock(wraps=slow.watch)
+    monkeypatch.setattr(slow, "watch", watch)
+    assert shared.watch(Watch("test", 7, 600_000, wait_ms=50), lambda _: False).status == Status.APPLIED
+    assert watch.call_count == 1
