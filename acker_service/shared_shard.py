@@ -188,18 +188,19 @@ class SharedShard:
                 waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
                 if waiting.woken.is_set() and not waiting.is_dismissed:
                     self._is_closing.wait(self._linger_s)
+            with self._lock:
+                # Still among the waiting ones, so that a close in between dismisses it.
+                if waiting.is_dismissed:
+                    return reply
+                # The lease may have ended meanwhile, and another caller may have opened the session.
+                self._check_owner(request.session, caller)
+                return self._watch(request, caller)
         finally:
             if waiting is not None:
                 # A `with` would allocate memory.
                 self._lock.__enter__()
                 self._waiting.remove(waiting)
                 self._lock.__exit__(None, None, None)
-        with self._lock:
-            if waiting.is_dismissed:
-                return reply
-            # The lease may have ended meanwhile, and another caller may have opened the session.
-            self._check_owner(request.session, caller)
-            return self._watch(request, caller)
 
     def pins(self, request: Pins) -> PinsReply:
         with self._lock:
