@@ -177,6 +177,13 @@ def test_without_a_file_of_tokens_everybody_may_call() -> None:
     Access(None, lambda: 0.0).check("Drain", "10.0.0.7", None)
 
 
+def test_probes_are_let_in_without_a_look_at_the_file_which_may_wait_for_the_shards() -> None:
+    known = Mock()
+    for page in roles.OPEN:
+        assert Access(known, lambda: 0.0).check(page, "10.0.0.7", "Bearer x") is None
+    known.identify.assert_not_called()
+
+
 def test_a_refusal_says_the_same_to_every_unknown_caller_and_is_logged_once_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
