@@ -191,7 +191,7 @@ class Config:
     )
     sequence_window: int = _WHOLE(64, "How many sequences of a plain client are remembered against retries.", 1, 4096)
     orphan_timeout_s: float = _SECONDS(
-        600.0, "How long acks and fails of a root that was never initialised are kept.", 1, 1e6
+        600.0, "How long acks and fails of a root that was never initialised are kept.", 1, 86_400
     )
     memory_s: float = _SECONDS(600.0, "How long identities of reports and settled batches are remembered.", 1, 1e6)
     max_identity_bytes: int | None = _SIZE(

@@ -234,8 +234,8 @@ class Namespaces:
 
     def _set_bounds(self) -> None:
         """Give each namespace its allotment. Caller holds the lock."""
-        # Each waiting watch has a thread, and the threads are shared.
-        max_watches = max(1, self._options.max_watches // len(self._allotments))
+        # Each waiting watch has a thread, and the threads are shared. A watch without one is answered at once.
+        max_watches = self._options.max_watches // len(self._allotments)
         for each in self.every:
             allotment = self._allotments.get(each.name) or least_allotment()
             each.shared.set_bounds(allotment, max_watches)

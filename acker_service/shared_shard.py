@@ -49,7 +49,8 @@ MOMENT_S = 0.0002
 
 log = Log("acker.shard")
 
-OnEnd = Callable[[Callable[[], None]], object]
+# Returns False if the call has ended already.
+OnEnd = Callable[[Callable[[], None]], bool]
 # Lets other calls work inside ``with paused():``.
 Paused = Callable[[], AbstractContextManager[object]]
 
@@ -154,7 +155,7 @@ class SharedShard:
     def watch(
         self,
         request: Watch,
-        on_end: OnEnd = lambda _: None,
+        on_end: OnEnd = lambda _: True,
         paused: Paused = nullcontext,
         caller: str = "",
     ) -> WatchReply:
@@ -180,24 +181,26 @@ class SharedShard:
                 self._log_refusal("watch_refused", request.session, reply, asked=asked)
             if waiting is None:
                 return reply
-            on_end(waiting.dismiss)
+            if not on_end(waiting.dismiss):
+                waiting.dismiss()
             with paused():
                 # The call and its reply both renew the lease, so the call must end well before the lease does.
                 waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
                 if waiting.woken.is_set() and not waiting.is_dismissed:
                     self._is_closing.wait(self._linger_s)
+            with self._lock:
+                # Still among the waiting ones, so that a close in between dismisses it.
+                if waiting.is_dismissed:
+                    return reply
+                # The lease may have ended meanwhile, and another caller may have opened the session.
+                self._check_owner(request.session, caller)
+                return self._watch(request, caller)
         finally:
             if waiting is not None:
                 # A `with` would allocate memory.
                 self._lock.__enter__()
                 self._waiting.remove(waiting)
                 self._lock.__exit__(None, None, None)
-        with self._lock:
-            if waiting.is_dismissed:
-                return reply
-            # The lease may have ended meanwhile, and another caller may have opened the session.
-            self._check_owner(request.session, caller)
-            return self._watch(request, caller)
 
     def pins(self, request: Pins) -> PinsReply:
         with self._lock:

@@ -51,8 +51,9 @@ class Certificates:
                 if self._read():
                     log.info("certificate_read", files=self._files.paths)
             except (OSError, ssl.SSLError) as error:
-                # Logged once per change, since these files count as seen.
-                log.warning("certificate_not_read", files=self._files.paths, reason=_reason(error))
+                # The system may be able to read the files soon. A wrong content stays wrong until a file changes.
+                if isinstance(error, ssl.SSLError) or self._files.look_again():
+                    log.warning("certificate_not_read", files=self._files.paths, reason=_reason(error))
             return self._pems
 
     def _read(self) -> bool:

@@ -12,6 +12,7 @@ class WatchedFiles:
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = tuple(paths)
         self._seen: tuple[tuple[int, ...], ...] = ()
+        self._is_news = self._look_again = False
 
     def have_changed(self) -> bool:
         """Whether any file has changed since the last call; True at the first one. A missing file counts as a change.
@@ -19,9 +20,16 @@ class WatchedFiles:
         Kubernetes replaces a mounted secret by another file, so the inode is compared too.
         """
         seen = tuple(_state(path) for path in self.paths)
-        changed = seen != self._seen
-        self._seen = seen
+        self._is_news = seen != self._seen
+        changed = self._is_news or self._look_again
+        self._seen, self._look_again = seen, False
         return changed
+
+    def look_again(self) -> bool:
+        """Let the files count as changed at the next look, because they could not be read at the last one. Returns
+        whether they had really changed then, so that a failure is logged once."""
+        self._look_again = True
+        return self._is_news
 
     def read(self) -> tuple[bytes, ...]:
         """Return the contents, in the order of the paths. Raises :class:`OSError`."""

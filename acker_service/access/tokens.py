@@ -100,7 +100,9 @@ class Tokens:
                     tokens, namespaces = len(found.by_hash), len(found.quotas)
                     log.info("tokens_read", file=self._path, tokens=tokens, namespaces=namespaces)
             except (OSError, ValueError) as error:
-                log.warning("tokens_not_read", file=self._path, reason=_reason(error))
+                # The system may be able to read the file soon. A wrong content stays wrong until the file changes.
+                if not isinstance(error, OSError) or self._files.look_again():
+                    log.warning("tokens_not_read", file=self._path, reason=_reason(error))
 
     def _read(self) -> KnownCallers:
         callers = parse(self._files.read()[0].decode())

@@ -67,7 +67,7 @@ class Wait:
     """Lets a call wait: tells it when its caller has gone, and lets others work meanwhile. ``parked``:
     likewise, for a wait that may take long."""
 
-    on_end: OnEnd = lambda _: None
+    on_end: OnEnd = lambda _: True
     paused: Paused = contextlib.nullcontext
     parked: Paused = contextlib.nullcontext
 

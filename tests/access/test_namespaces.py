@@ -7,6 +7,7 @@ import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -152,6 +153,16 @@ def test_the_memory_of_an_empty_namespace_is_what_is_counted_for_it() -> None:
 def test_waiting_watches_are_divided_so_that_no_namespace_takes_all_threads(server: InMemoryServer) -> None:
     assert [each.shared._max_watches for each in server.namespaces.every] == [4]
     assert server.namespaces.of("etl").shared._max_watches == 4
+
+
+def test_watches_of_more_namespaces_than_threads_do_not_wait_so_that_other_calls_find_a_thread() -> None:
+    namespaces = Namespaces({DEFAULT: Shard(incarnation=1, generation=2)}, Config(max_watches=2, linger_s=0.0), Clock())
+    namespaces.set_quotas({name: Quotas(64 * MIB) for name in "abc"})
+    shared = namespaces.of("a").shared
+    shared.watch(OPEN)
+    on_end = Mock(return_value=False)
+    assert shared.watch(replace(OPEN, wait_ms=1), on_end).status == Status.APPLIED
+    on_end.assert_not_called()
 
 
 # -- changes of the file

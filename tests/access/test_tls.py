@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 import threading
 import urllib.error
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -19,6 +21,8 @@ from acker_client.errors import Rejected, Unavailable
 from acker_client.rpc.transport import GrpcTransport
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, Pins
 from acker_service.access import tokens
+from acker_service.access.certificates import Certificates
+from acker_service.access.files import WatchedFiles
 from acker_service.access.roles import Role
 from acker_service.config import Config, ConfigError
 from acker_service.http import health
@@ -220,6 +224,29 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
         Config(tls_cert=cert)
     with pytest.raises(Rejected, match="each process reads these files itself"):
         _hello(GrpcTransport("127.0.0.1:1", Settings(("127.0.0.1:1",), tls=Tls(ca=str(tmp_path / "none")))))
+
+
+def test_a_certificate_that_cannot_be_read_for_a_while_is_read_as_soon_as_it_can_be(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = authority.issue("server")
+    certificates = Certificates(cert, key, None)
+    old = certificates.renew()
+    authority.issue("server")
+    with monkeypatch.context() as failing:
+        failing.setattr(WatchedFiles, "read", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert {certificates.renew() for _ in range(3)} == {old}
+    assert [record.getMessage() for record in caplog.records] == ["certificate_not_read"]
+    assert certificates.renew().certificate == Path(cert).read_bytes() != old.certificate
+
+
+def test_files_that_do_not_fit_each_other_are_read_once(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    cert, key = authority.issue("server")
+    certificates = Certificates(cert, key, None)
+    old = certificates.renew()
+    Path(key).write_text("no PEM")
+    assert {certificates.renew() for _ in range(3)} == {old}
+    assert [record.getMessage() for record in caplog.records] == ["certificate_not_read"]
 
 
 def _tls_options(authority: Authority) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from acker_client.settings import Settings
 from acker_protocol.v1 import acker_pb2
 from acker_service.access import roles, tokens
 from acker_service.access.access import Access
+from acker_service.access.files import WatchedFiles
 from acker_service.access.roles import AccessDenied, Principal, Role
 from acker_service.access.tokens import Tokens, TokensError
 from acker_service.core.quotas import Quotas
@@ -97,6 +100,25 @@ def test_a_changed_file_counts_within_a_second_and_a_wrong_one_leaves_the_old_ca
         assert known.identify(f"Bearer {second}") is not None
 
 
+def test_a_file_that_cannot_be_read_for_a_while_is_read_as_soon_as_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, now = tmp_path / "tokens", [0.0]
+    revoked, renewed = tokens.new_token(), tokens.new_token()
+    path.write_text(tokens.line_of(revoked, [Role.CLIENT], "first"))
+    known = Tokens(str(path), lambda: now[0])
+    path.write_text(tokens.line_of(renewed, [Role.CLIENT], "the-second"))
+    with monkeypatch.context() as failing:
+        failing.setattr(WatchedFiles, "read", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        for _ in range(3):
+            now[0] += tokens.LOOK_S
+            assert known.identify(f"Bearer {revoked}") is not None
+    assert [record.getMessage() for record in caplog.records] == ["tokens_not_read"]
+    now[0] += tokens.LOOK_S
+    assert known.identify(f"Bearer {revoked}") is None
+    assert known.identify(f"Bearer {renewed}") is not None
+
+
 @given(
     st.dictionaries(NAMES, st.tuples(*(st.none() | st.integers(1, 1000) for _ in range(3))), max_size=4),
     st.randoms(use_true_random=False),
@@ -153,6 +175,13 @@ def test_every_call_of_the_protocol_has_its_role() -> None:
 
 def test_without_a_file_of_tokens_everybody_may_call() -> None:
     Access(None, lambda: 0.0).check("Drain", "10.0.0.7", None)
+
+
+def test_probes_are_let_in_without_a_look_at_the_file_which_may_wait_for_the_shards() -> None:
+    known = Mock()
+    for page in roles.OPEN:
+        assert Access(known, lambda: 0.0).check(page, "10.0.0.7", "Bearer x") is None
+    known.identify.assert_not_called()
 
 
 def test_a_refusal_says_the_same_to_every_unknown_caller_and_is_logged_once_a_minute(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from acker_protocol.messages import OpenBatch, Settle, Settlement, SettleReply, Status, Watch
 from acker_service.core.shard import Shard
-from acker_service.shared_shard import SharedShard
+from acker_service.shared_shard import SharedShard, _MeasuredLock
 from tests.service.caller import acks, eventually, inits, roots_of
 
 BATCHES = range(1, 6)
@@ -99,3 +101,34 @@ def test_under_load_every_outcome_is_reported_exactly_once(shared: SharedShard) 
         reported = listener.result()
     assert len(reported) == len(set(reported)) == expected
     assert not shared.watch(Watch("test", 7, 600_000, confirmed=expected)).outcomes
+
+
+def test_a_watch_whose_caller_has_already_gone_does_not_wait_and_does_not_renew_the_lease(
+    shared: SharedShard, slow: SlowToSettle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Mock(wraps=slow.watch)
+    monkeypatch.setattr(slow, "watch", watch)
+    assert shared.watch(Watch("test", 7, 600_000, wait_ms=50), lambda _: False).status == Status.APPLIED
+    assert watch.call_count == 1
+
+
+def test_a_close_just_before_the_last_answer_of_a_watch_does_not_open_the_session_again(
+    shared: SharedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = _MeasuredLock.__exit__
+    close: list[Watch] = []
+
+    @contextmanager
+    def paused() -> Iterator[None]:
+        yield
+        close.append(Watch("test", 7, 600_000, close=True))
+
+    def exit_and_close(lock: _MeasuredLock, kind: object, error: object, traceback: object) -> None:
+        release(lock, kind, error, traceback)
+        if close:
+            shared.watch(close.pop())
+
+    monkeypatch.setattr(_MeasuredLock, "__exit__", exit_and_close)
+    shared.watch(Watch("test", 7, 600_000, wait_ms=1), paused=paused)
+    assert not close
+    assert shared.stats.sources == 0

@@ -38,6 +38,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
+from acker_service.config import OPTIONS
 from acker_service.core.parts import StatePart
 from acker_service.core.shard import Shard
 from acker_service.state.state_file import StateDir
@@ -644,6 +645,18 @@ def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_cou
     send(reports.fold_updates(later, np.zeros(100, np.uint64), kinds[:100], {int(r): "x" for r in later}), 6.0)
     send(updates_of(later), 6.0, batch=0)
     assert set(watch(shard, 6.0).values()) == {(Verdict.FAILED, "x")}
+
+
+def test_orphans_also_expire_after_the_longest_time_that_the_option_allows() -> None:
+    longest = next(option.metadata["high"] for option in OPTIONS if option.name == "orphan_timeout_s")
+    shard = new_shard(orphan_timeout_s=longest)
+    shard.apply(acks(roots_of(range(5)), 0), 0.0)
+    for share in range(98):
+        shard.tick(share / 100 * longest)
+    assert shard.stats.orphans == 5
+    for share in range(98, 200):
+        shard.tick(share / 100 * longest)
+    assert shard.stats.orphans == 0
 
 
 def test_an_identity_is_remembered_while_a_batch_that_was_open_before_it_is() -> None:
