@@ -73,13 +73,12 @@ def test_rows_that_two_sources_use_stay_persisted_until_the_second_one_ends(spar
     first, second, of_the_user = Persisted(df), Persisted(df.select("*")), Persisted(spark.range(7).cache())
     for each in (first, second, of_the_user):
         each.persist()
-    first.unpersist()
-    assert df.storageLevel.useMemory
-    second.unpersist()
-    assert not df.storageLevel.useMemory
-    of_the_user.unpersist()
-    assert spark.range(7).storageLevel.useMemory
+    kept = []
+    for each in (first, second, of_the_user):
+        each.unpersist()
+        kept.append((df.storageLevel.useMemory, spark.range(7).storageLevel.useMemory))
     spark.range(7).unpersist()
+    assert kept == [(True, True), (False, True), (False, True)]
 
 
 def test_every_row_of_a_frame_is_acked_or_in_the_dead_letters_under_its_key_and_nothing_stays_persisted(
