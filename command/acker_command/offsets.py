@@ -27,11 +27,9 @@ TIMEOUT_S = 30.0
 def _target(context: click.Context, parameter: click.Parameter, text: str | None) -> Target | None:
     if text is None or text in ("earliest", "latest"):
         return text
-    if text.isdecimal():
-        return int(text)
     try:
-        return datetime.fromtimestamp(since(text, time.time()), UTC)
-    except ValueError:
+        return int(text) if text.isdecimal() else datetime.fromtimestamp(since(text, time.time()), UTC)
+    except (ValueError, OverflowError):
         raise Mistake(
             f"--to {text}: give earliest, latest, an offset, a time like 2026-11-22T08:30 (UTC), or a span like 90m,"
             " 2h or 3d before now"
@@ -52,6 +50,8 @@ def _settings(context: click.Context, parameter: click.Parameter, path: Path | N
         lines = [line.strip() for line in path.read_text().splitlines()]
     except OSError as error:
         raise Mistake(f"--command-config {path}: {error.strerror}") from None
+    except ValueError:
+        raise Mistake(f"--command-config {path}: this is no text; give a file of lines KEY=VALUE") from None
     given = [line.partition("=") for line in lines if line and not line.startswith("#")]
     return {key.strip(): value.strip() for key, _, value in given}
 

@@ -6,7 +6,9 @@ Decides that a terminal gets colours and blocks. Everything else gets ASCII of a
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -26,6 +28,8 @@ BAND_WIDTH = 64
 # Width of the columns of `ring` and their spaces, without bars, addresses and states.
 BESIDE_BARS = 45
 PLAIN_WIDTH = 1000
+# Reasons and records are the user's text: brackets and colons in them mean nothing.
+AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_white", "bright_black")
 _STATES = {MemberState.ACTIVE: "green", MemberState.DRAINING: "yellow", MemberState.AWAY: "blue"}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -33,7 +37,9 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 def show(draw: Callable[[int | None], RenderableType]) -> None:
     """Print the result of ``draw(width)``. ``width``: columns of the terminal if it can show blocks, else None."""
-    console = Console(highlight=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a record may hold what the terminal cannot show
+    console = Console(**AS_IT_IS)
     if console.is_terminal and not console.options.ascii_only:
         console.print(draw(console.width))
     else:
@@ -43,7 +49,7 @@ def show(draw: Callable[[int | None], RenderableType]) -> None:
 def plain(drawn: RenderableType) -> str:
     """Return ``drawn`` as text, without folded lines and without spaces at the ends of lines."""
     page = io.StringIO()
-    Console(file=page, width=PLAIN_WIDTH, highlight=False, color_system=None).print(drawn)
+    Console(file=page, width=PLAIN_WIDTH, color_system=None, **AS_IT_IS).print(drawn)
     return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
 
 

@@ -6,13 +6,13 @@ may be cut (only between sections). Pure numpy; does not know who sends a report
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import DIGEST_SALT, MASK, SLOT_SHIFT, Column, check_column, mix64_column
-from acker_protocol.messages import ACK, FAIL, RESET, Apply, Entries, Identity, InitScope, Kinds
+from acker_protocol.messages import ACK, FAIL, RESET, Apply, Entries, Identity, InitScope, Kinds, ReasonIds
 
 # gRPC is fastest around 1 MiB a message, and a server refuses messages above its limit.
 MESSAGE_BYTES = 1 << 20
@@ -41,10 +41,19 @@ def fold_updates(roots: Column, vals: Column, kinds: Kinds, fail_reasons: dict[i
     folded_kinds = np.bitwise_or.reduceat(kinds[order], starts)
     if np.all(folded_kinds == ACK):
         return Entries(folded, folded_vals)
-    numbers: dict[str, int] = {}
     failed = folded[(folded_kinds & FAIL) != 0]
-    reason_ids = [numbers.setdefault(fail_reasons.get(int(root), ""), len(numbers)) for root in failed]
-    return Entries(folded, folded_vals, folded_kinds, np.array(reason_ids, np.uint32), tuple(numbers))
+    return Entries(
+        folded, folded_vals, folded_kinds, *number_reasons(fail_reasons.get(int(root), "") for root in failed)
+    )
+
+
+def number_reasons(reasons: Iterable[str]) -> tuple[ReasonIds, tuple[str, ...]]:
+    """Return the columns of ``Entries``: the index of each reason, and each reason once. What UTF-8 cannot hold (a lone
+    surrogate) becomes an escape, since one such reason would keep the whole report from being sent."""
+    numbers: dict[str, int] = {}
+    sendable = (reason.encode(errors="backslashreplace").decode() for reason in reasons)
+    reason_ids = [numbers.setdefault(reason, len(numbers)) for reason in sendable]
+    return np.array(reason_ids, np.uint32), tuple(numbers)
 
 
 def digest(entries: Entries) -> int:

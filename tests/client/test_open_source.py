@@ -69,6 +69,13 @@ def test_each_message_has_one_outcome_under_its_own_id(client: AckerClient) -> N
     assert outcomes[3:] == [("never", Verdict.TIMED_OUT, "message_timeout")]
 
 
+def test_a_reason_that_utf_8_cannot_hold_keeps_back_no_outcome(client: AckerClient) -> None:
+    source = client.open_source("orders")
+    client.fail(source.emit("bad").root_id, "unknown sku \ud83d")
+    client.ack(*source.emit("good"))
+    assert set(read(source)) == {("bad", Verdict.FAILED, "unknown sku \\ud83d"), ("good", Verdict.ACKED, "")}
+
+
 def test_a_message_id_may_be_emitted_again_as_a_replay(client: AckerClient) -> None:
     source = client.open_source("orders")
     first, second = source.emit("a"), source.emit("a")

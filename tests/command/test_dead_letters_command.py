@@ -129,6 +129,26 @@ def test_one_is_shown_whole(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (shown["value"], shown["can_be_put_back"]) == ({"id": 6, "sku": "ä"}, True)
 
 
+def test_all_of_a_letter_is_shown_as_it_is_and_nothing_in_it_is_markup(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = DeadLetterFile(folder / "markup.jsonl")
+    origin = {"path": "[red]/data", "line": 1}
+    letters.write(
+        [letter(1, reason="no such inputs: [/data/a.csv] :warning:", origin=origin, value={"unit": "\ud83d"})]
+    )
+    letters.close()
+    assert "[red]/data:1    4+1  no such inputs: [/data/a.csv] :warning:\n" in printed(capsys, "markup.jsonl")
+    assert "  no such inputs: [/data/a.csv] :warning:  [red]/data:1" in printed(
+        capsys, "markup.jsonl", "--by", "reason"
+    )
+    assert "path         [red]/data\n" in (shown := printed(capsys, "markup.jsonl", "--show", "1"))
+    assert shown.endswith("unit: \\ud83d\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "[red]/data" in (shown := printed(capsys, "markup.jsonl", "--show", "1"))
+    assert "unit: \\ud83d" in shown
+
+
 def test_a_record_of_kafka_is_shown_with_its_headers_and_one_without_a_value_can_be_put_back(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -231,11 +231,15 @@ def test_what_cannot_be_done_is_one_sentence(job: Callable[..., Job], tmp_path: 
     assert "is no partition that source" in one.mistaken("--partition", f"{one.topic}/9")
     assert "--partition: 'orders' is no partition of a topic" in one.mistaken("--partition", "orders")
     assert "--to soon: give earliest, latest, an offset, a time like" in one.mistaken("--to", "soon")
+    for beyond in ("99999999999999999999d", "999999999d", "9" * 5000):
+        assert f"--to {beyond}: give earliest, latest, an offset, a time like" in one.mistaken("--to", beyond)
     assert "--dry-run without --to" in one.mistaken("--dry-run")
     other = Job(one.kafka, one.topic, tmp_path, None, one.capsys)
     assert "give its file with --checkpoint" in other.mistaken("--to", "0")
     assert "topic 'no-such' does not exist" in one.mistaken("--topic", "no-such")
     assert "--command-config" in one.mistaken("--command-config", str(tmp_path / "none"))
+    (tmp_path / "keystore.jks").write_bytes(b"\xfe\xed\xfe\xed")
+    assert "keystore.jks: this is no text" in one.mistaken("--command-config", str(tmp_path / "keystore.jks"))
     (tmp_path / "settings").write_text("# TLS\nsecurity.protokol = ssl\n")
     assert 'No such configuration property: "security.protokol"' in one.mistaken(
         "--command-config", str(tmp_path / "settings")

@@ -407,6 +407,12 @@ def test_the_program_of_a_row_udf_prints_acks_and_failures(tmp_path: Path, addre
 
 
 @pytest.mark.long
+def test_the_program_of_a_row_udf_ends_if_its_input_is_empty(tmp_path: Path, start_server: Callable[..., Any]) -> None:
+    (tmp_path / "lines.txt").touch()
+    assert not run(program('words("value")', tmp_path, start_server().address))
+
+
+@pytest.mark.long
 def test_the_program_of_a_pandas_udf_prints_acks_and_failures(tmp_path: Path, addresses: str) -> None:
     (tmp_path / "lines.txt").write_text("one\nspam two\nthree\nfour\n")
     said = run(program('score("value")', tmp_path, addresses))

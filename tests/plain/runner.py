@@ -241,11 +241,11 @@ class Run:
         elif fan == "udf":
             each = acker_udf("children array<string>", name="fan", emits=True)(work.fan_struct)
             parsed = rows.select(each("t").alias("each")).select("each.*")
-            made = _exploded(parsed.select("children", "_root", AF.emit("children").alias("edges")))
+            made = _exploded(parsed.select("children", "_root", AF.emit("children", after="children").alias("edges")))
         elif fan == "emit column":
             children = F.udf(work.fan_list, "array<string>")
             listed = rows.withColumn("children", children("t"))
-            made = _exploded(listed.select("children", "_root", AF.emit("children").alias("edges")))
+            made = _exploded(listed.select("children", "_root", AF.emit("children", after="children").alias("edges")))
         return made.repartition(program.reparts) if program.reparts else made
 
     def _end(self, rows: Any, work: Work) -> None:
@@ -261,7 +261,7 @@ class Run:
             else:
                 df.withColumn("done", done).select("done", AF.ack(after="done")).collect()
         elif end == "fail column":
-            df.select(AF.fail(F.udf(work.reason, "string")("t"))).collect()
+            df.select(AF.fail(F.udf(work.reason, "string")("t"), after="t")).collect()
         else:
             functions: dict[str, Callable[..., Any]] = {
                 "row udf": work.row,

@@ -78,6 +78,12 @@ def test_updates_of_one_root_become_one_entry_that_keeps_every_kind_and_the_firs
     assert is_in_wire_order(entries.root_ids)
 
 
+def test_a_reason_that_utf_8_cannot_hold_is_sent_in_escapes() -> None:
+    entries = folded([(1, 5, FAIL, "no sku \ud83d"), (2, 6, FAIL, "späte Zeile")])
+    (message,) = reports.pack(WHO, entries)
+    assert sorted(message.entries.reasons) == ["no sku \\ud83d", "späte Zeile"]
+
+
 @given(acks)
 def test_acks_alone_carry_no_kinds(given_acks: list[Ack]) -> None:
     entries = folded([(root, val, ACK, "") for root, val in given_acks])

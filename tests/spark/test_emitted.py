@@ -122,7 +122,7 @@ def test_collectors_in_two_stages_end_the_trees_of_the_rows(source: OpenSource, 
 def test_an_ack_column_waits_for_the_columns_that_it_names(alone: OpenSource, df: DataFrame) -> None:
     checked = F.udf(lambda text: f"no {text}" if text == "w7" else None, "string")
     frame = alone.frame(df, message_id="id")
-    frame.select("id", AF.fail(checked("text"))).collect()
+    frame.select("id", AF.fail(checked("text"), after="text")).collect()
     assert verdicts(alone) == {**ALL, 7: "FAILED"}
     loud = F.udf(str.upper, "string")
     frame = alone.frame(df, message_id=["id", "text"])
@@ -134,8 +134,10 @@ def test_an_ack_column_waits_for_the_columns_that_it_names(alone: OpenSource, df
 @pytest.mark.long
 def test_an_ack_that_waits_for_nothing_is_refused_for_rows_that_are_not_held(alone: OpenSource, df: DataFrame) -> None:
     frame = alone.frame(df)
-    with pytest.raises(Exception, match=r"name the columns that have to be computed before, as ack\(after="):
-        frame.select("id", AF.ack()).collect()
+    nothing = F.lit(None).cast("string")
+    for name, column in {"ack": AF.ack(), "fail": AF.fail(nothing), "emit": AF.emit(F.lit(0))}.items():
+        with pytest.raises(Exception, match=rf"{name}: .* name the columns that have to be computed before, in after="):
+            frame.select("id", column).collect()
     assert alone.pending == ROWS
 
 
@@ -208,7 +210,7 @@ def test_records_that_a_udf_or_an_emit_column_makes_are_acked_by_the_next_step(
         return list(text), text[0]
 
     parsed = alone.frame(df, message_id="id").select("id", parse("text").alias("r")).select("id", "r.*")
-    emitted = parsed.select("id", "letters", "_root", AF.emit("letters").alias("edges"))
+    emitted = parsed.select("id", "letters", "_root", AF.emit("letters", after="letters").alias("edges"))
     each = F.explode(F.arrays_zip("letters", "edges")).alias("each")
     letters = emitted.select("id", "_root", each).select("id", "_root", F.col("each.edges").alias("_edge"))
     letters.repartition(2).foreachPartition(post)

@@ -70,6 +70,13 @@ def test_failed_roots_carry_the_bit_and_the_first_reason() -> None:
     assert len(entries.reasons) == 2
 
 
+def test_a_reason_that_utf_8_cannot_hold_is_reported_in_escapes() -> None:
+    tally = Tally("words")
+    consume(tally, [(1, 7)])
+    tally.fail(1, "words: no sku \ud83d", "words")
+    assert tally.report().entries.reasons == ("words: no sku \\ud83d",)
+
+
 def test_reasons_of_a_task_stay_bounded() -> None:
     tally = Tally("words")
     consume(tally, [(root, root) for root in range(1, 1001)])

@@ -35,8 +35,8 @@ from acker_client.spark.worker.failed import RecordFailed
 
 NOT_AFTER = (
     "{name}: rows of a plain source are acked as soon as they come here, before Spark computes the other columns of"
-    " this select: name the columns that have to be computed before, as {name}(after=['posted']), or do the work in an"
-    " @acker_udf"
+    " this select: name the columns that have to be computed before, in after=, as ack(after=['posted']) or"
+    " fail('reason', after='reason'), or do the work in an @acker_udf"
 )
 
 
@@ -48,7 +48,7 @@ def ack(*anchors: str | Column, after: str | Column | Sequence[str | Column] = (
     source, whose acks count at once.
     """
     settings, before = settings_of_columns("ack"), _several(after)
-    refusal = "" if before else NOT_AFTER.format(name=name)
+    refusal = _refusal(name, before)
     width = len(anchors or THIN)
     types = [pa.null()] * len(before)
 
@@ -65,38 +65,48 @@ def fail(
 
     The column is true where ``reason`` is not null. The trees of such a row fail with that reason. Use it instead of
     ``ack()``, not beside it: a fail and the consumption of its edge are one entry of one report, so that Spark cannot
-    prune or deliver one without the other. ``anchors`` and ``after`` as for :func:`ack`; the reason is computed before.
-    If tracking is off for the source, such a row fails the task.
+    prune or deliver one without the other. ``anchors`` and ``after`` as for :func:`ack`. The reason is computed before;
+    if nothing else has to be, name it or its input in ``after``. If tracking is off for the source, such a row fails
+    the task.
     """
     settings, before = settings_of_columns("fail"), _several(after)
+    refusal = _refusal(name, before)
     width, types = len(anchors or THIN), [*[pa.null()] * len(before), pa.string()]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        return _failed(batches, name, width, settings)
+        return _failed(batches, name, width, settings, refusal)
 
     return _always(task_column(name, run, "boolean", (*before, reason), anchors or THIN, types), name)
 
 
 def emit(
-    children: str | Column, root: str | Column = THIN[0], edge: str | Column = THIN[1], *, name: str = "emit"
+    children: str | Column,
+    root: str | Column = THIN[0],
+    edge: str | Column = THIN[1],
+    *,
+    after: str | Column | Sequence[str | Column] = (),
+    name: str = "emit",
 ) -> Column:
     """Return the edges of each row's children, ``array<bigint>``, and ack the row.
 
     ``children``: an array, whose elements become one child each, or the number of children. Explode the edges beside
     the children, and give each child its edge as ``_edge``, and the row's ``_root``::
 
-        words = frame.select("_root", "words", AF.emit("words").alias("edges"))
+        words = frame.select("_root", "words", AF.emit("words", after="words").alias("edges"))
         words.select("_root", F.explode(F.arrays_zip("words", "edges")).alias("w")).select("w.words", "_root",
             F.col("w.edges").alias("_edge"))
 
+    ``after`` as for :func:`ack`. The children are computed before; if nothing else has to be, name them in ``after``.
     The edges depend on the values of ``children``. Give the array rather than a number, unless the children are the
     same each time that Spark computes them.
     """
-    settings = settings_of_columns("emit")
-    column = task_column(
-        name, lambda batches: _emitted(batches, name, settings), "array<bigint>", (children,), (root, edge)
-    )
-    return _always(column, name)
+    settings, before = settings_of_columns("emit"), _several(after)
+    refusal, types = _refusal(name, before), [*[pa.null()] * len(before), None]
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        return _emitted(batches, name, settings, refusal)
+
+    return _always(task_column(name, run, "array<bigint>", (*before, children), (root, edge), types), name)
 
 
 def _always(column: Column, name: str) -> Column:
@@ -108,6 +118,11 @@ def _several(columns: str | Column | Sequence[str | Column]) -> tuple[str | Colu
     return (columns,) if isinstance(columns, (str, Column)) else tuple(columns)
 
 
+def _refusal(name: str, before: tuple[str | Column, ...]) -> str:
+    """Return why rows of a plain source are refused; "" if the columns ``before`` are computed first."""
+    return "" if before else NOT_AFTER.format(name=name)
+
+
 def _acked(batches: Iterator[Any], name: str, width: int, settings: Settings, refusal: str) -> Iterator[Any]:
     tally = Tally(name, finds_copies=True)
     for columns in batches:
@@ -117,7 +132,7 @@ def _acked(batches: Iterator[Any], name: str, width: int, settings: Settings, re
     send_report(tally.report(), settings, refusal)
 
 
-def _failed(batches: Iterator[Any], name: str, width: int, settings: Settings) -> Iterator[Any]:
+def _failed(batches: Iterator[Any], name: str, width: int, settings: Settings, refusal: str) -> Iterator[Any]:
     tally = Tally(name, finds_copies=True)
     for columns in batches:
         anchors, _ = _anchors(columns, width)
@@ -131,20 +146,20 @@ def _failed(batches: Iterator[Any], name: str, width: int, settings: Settings) -
             for root, _edge in of_row:
                 tally.fail(root, text[:REASON_LENGTH_MAX], name)
         yield is_failed
-    send_report(tally.report(), settings)
+    send_report(tally.report(), settings, refusal)
 
 
-def _emitted(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[Any]:
+def _emitted(batches: Iterator[Any], name: str, settings: Settings, refusal: str) -> Iterator[Any]:
     tally = Tally(name, finds_copies=True)
-    for children, *tracking in batches:
-        anchors, counts = of_columns(tracking), _counts(children, name)
+    for *_, children, root, edge in batches:
+        anchors, counts = of_columns([root, edge]), _counts(children, name)
         parents = np.repeat(np.arange(len(counts)), counts)
         digests = digest_parents(counts, parents, digest_rows([children], len(counts)))
         edges = tally.derive(anchors, parents, digests).edges.view(np.int64)
         offsets = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
         yield pa.ListArray.from_arrays(pa.array(offsets), pa.array(edges))
-    send_report(tally.report(), settings)
+    send_report(tally.report(), settings, refusal)
 
 
 def _counts(children: Any, name: str) -> Positions:

@@ -17,6 +17,7 @@ from acker_client.spark.anchoring import kernels
 from acker_client.spark.anchoring.anchors import Anchors, Positions
 from acker_protocol.ids import Column, hash64, identity_of, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
+from acker_protocol.reports import number_reasons
 
 # The tally merges entries of the same root when more than this many entries, and more than the last merge kept, were
 # added since that merge.
@@ -223,10 +224,8 @@ class Tally:
         order = np.argsort(positions)
         kinds = np.full(len(roots), ACK, np.uint8)
         kinds[positions] = ACK | FAIL
-        numbers: dict[str, int] = {}
         reasons = list(self._reasons.values())
-        reason_ids = [numbers.setdefault(reasons[index], len(numbers)) for index in order.tolist()]
-        return Entries(roots, vals, kinds, np.array(reason_ids, np.uint32), tuple(numbers))
+        return Entries(roots, vals, kinds, *number_reasons(reasons[index] for index in order.tolist()))
 
     def _refuse_copies(self) -> None:
         if self._marks and kernels.has_copies(np.concatenate(self._marks)):
