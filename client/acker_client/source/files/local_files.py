@@ -100,7 +100,7 @@ class LocalFiles:
     def start(self, committed: Mapping[str, Committed]) -> None:
         listing = self._list()
         self._files, self._live, self._missing = {}, {}, {}
-        marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
+        marks = {partition: FileMark.of(partition, committed[partition]) for partition in sorted(committed, key=_age)}
         # A path or an inode may have had several files. It belongs to the last one of them.
         paths = {mark.path: partition for partition, mark in marks.items()}
         inodes = {mark.inode: partition for partition, mark in marks.items()}
@@ -266,6 +266,12 @@ class LocalFiles:
                 " until it has been read"
             )
         del self._live[file.partition], self._missing[file.partition]
+
+
+def _age(partition: str) -> tuple[str, int]:
+    """Return a key that sorts the partitions of one path by age: `app.log`, `app.log#2` ... `app.log#10`."""
+    path, _, number = partition.rpartition("#")
+    return (path, int(number)) if path and number.isdecimal() else (partition, 1)
 
 
 def _beside(path: str, shown: str) -> Found:
