@@ -34,8 +34,8 @@ class Emissions:
         return self.lookup.origins(self.records[order]).take(pa.array(np.argsort(order)))
 
     def originals(self) -> list[Original]:
-        """Read the records again. Only valid during the callback. Raises ``OutOfReach`` while the input is away, which ends
-        the run unless the callback handles it."""
+        """Read the records again. Only valid during the callback. Raises ``OutOfReach`` while the input is away, which
+        ends the run unless the callback handles it."""
         order = np.argsort(self.records)
         found = self.lookup.originals(self.records[order])
         return [found[place] for place in np.argsort(order)]
