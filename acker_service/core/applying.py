@@ -1,7 +1,8 @@
 """Applying: what one message of a report does to the state, and how it is answered.
 
 Decides which messages are refused and in which order the others take effect. A refused message changes nothing. Acks
-are never refused for want of room. Neither are inits of an open batch, since opening the batch reserved their room.
+are never refused for want of room, only fails without an edge. Neither are inits of an open batch, since opening the
+batch reserved their room.
 ``ledger`` does the arithmetic, ``accounts`` counts, and ``dedupe`` knows which sections were applied before. A long
 message comes in parts (`long_messages`).
 """
@@ -78,7 +79,7 @@ class Applying:
         fresh = asked & ~known
         refusal = None
         if message.inits is None:
-            refusal = self._refuse_fails(entries) if fresh else None
+            refusal = self._refuse_fails(entries, sections) if fresh else None
         elif fresh or not asked:
             refusal = self._refuse_inits(message.inits, batch, sections, fresh)
         if refusal:
@@ -124,14 +125,15 @@ class Applying:
         trouble = self._state.shortage(source, _entries_in(sections, fresh))
         return self.refuse(Status.OVERLOADED, trouble) if trouble else None
 
-    def _refuse_fails(self, entries: Entries) -> Applied | None:
-        ledger, kinds = self._state.ledger, entries.kinds
-        bare = np.count_nonzero((kinds & FAIL != 0) & (entries.ack_vals == 0)) if len(kinds) else 0
-        if not bare or ledger.orphans + bare <= ledger.orphans_max:
+    def _refuse_fails(self, entries: Entries, sections: Sections) -> Applied | None:
+        """Refuse a message if its fails without an edge may not find room."""
+        kinds = entries.kinds
+        is_bare = (kinds & FAIL != 0) & (entries.ack_vals == 0) if len(kinds) else np.empty(0, np.bool_)
+        if not is_bare.any() or self._state.ledger.has_room_for(sections.keys[is_bare]):
             return None
+        waiting = self._state.ledger.orphans
         return self.refuse(
-            Status.OVERLOADED,
-            f"no room for {bare} fails of unknown roots: {ledger.orphans} updates wait for their inits",
+            Status.OVERLOADED, f"no room for fails of unknown roots: {waiting} updates wait for their roots' inits"
         )
 
     def refuse(self, status: Status, detail: str) -> Applied:
@@ -140,7 +142,7 @@ class Applying:
     def _refuse_sections(self, message: Apply, sections: Sections, status: Status) -> Applied:
         counters, outputs, done = self._state.counters, None, len(sections.slots)
         if status == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
-            outputs = self._block_acks(message, sections)
+            outputs = self._block_acks(sections)
             done = int(self._state.ledger.counters[kernels.SECTION])
         if status == Status.STALE:
             counters.sections_stale += done
@@ -201,17 +203,15 @@ class Applying:
         if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
             batch.cover(column(message.inits.covered, np.uint64))
 
-    def _block_acks(self, message: Apply, sections: Sections) -> Outputs:
+    def _block_acks(self, sections: Sections) -> Outputs:
         """XOR a random number into the ack vals of these roots, so that none of them reaches zero.
 
         Two attempts at the same work had different results for these roots. The server cannot know which attempt was
-        committed, and the second one may have failed a root that the first one finished. Sections of the first attempt
-        that are still on their way count as applied, because the numbers may be dropped as orphans.
+        committed, and the second one may have failed a root that the first one finished.
         """
         self._conflicts += 1
         vals = np.full(len(sections.keys), mix64(self._incarnation ^ mix64(self._conflicts)), np.uint64)
-        note = partial(self._note_applied, message, sections)
-        return self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS, note)
+        return self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS, lambda: None)
 
     def _keep_reasons(self, sections: Sections, entries: Entries, tombstones: Array) -> None:
         """Store the reasons of new tombstones. Frees unused reasons when the table is full, at most once a second."""

@@ -367,6 +367,17 @@ def _lacks_room(directory, slot, keys, begin, end, counters):
     return 100 * (taken + missing) > LOAD_FULL * capacity
 
 
+@njit(types.int64(_U64S_IN, _DIRECTORY), nogil=True, cache=True)
+def count_unknown(keys, directory):
+    """Return how many of ``keys`` have no entry, as far as this is known without moving cells of an old table."""
+    unknown = 0
+    for i in range(len(keys)):
+        slot = np.int64(keys[i] >> _U54)
+        cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
+        unknown += directory[slot, MOVING] != 0 or cells[3 * _find_cell(cells, capacity, salt, keys[i])] == _ZERO
+    return unknown
+
+
 @njit(nogil=True)
 def _store_count(directory, slot, count, counters):
     """Store the count of a sub-table after a section; counts FULL if it should grow."""
@@ -537,7 +548,7 @@ def apply_updates(
             if cells[3 * cell] == _ZERO:
                 if kind & (_ACK | _FAIL) == 0:
                     continue
-                # Without a fail that has no edge, nothing would keep its root from being ACKED.
+                # A fail without an edge is always kept, because nothing else keeps its root from being ACKED.
                 if counters[ORPHANS] >= orphan_room and (kind & _FAIL == 0 or vals[i] != _ZERO):
                     counters[DROPPED] += 1
                     continue

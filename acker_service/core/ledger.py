@@ -150,8 +150,14 @@ class Ledger:
 
     @property
     def acks_max(self) -> int:
-        """Above how many orphans acks of unknown roots are dropped. The room above is for fails without an edge."""
+        """With this many orphans, further acks of unknown roots are dropped. The rest of ``orphans_max`` is for fails
+        without an edge."""
         return self.orphans_max - self.orphans_max // 8
+
+    def has_room_for(self, keys: Column) -> bool:
+        """Whether all of ``keys: uint64[n]`` could become tombstones."""
+        room = self.orphans_max - self.orphans
+        return len(keys) <= room or kernels.count_unknown(keys, self.tables.directory) <= max(0, room)
 
     def begin(self) -> None:
         """Count from zero what kernels change."""

@@ -3,8 +3,8 @@
 The number of orphans is bounded. The more there are, the shorter acks of unknown roots live; above seven eighths of the
 bound they are dropped and counted. Dropping an ack is safe. It can stall a tree, and then the record is replayed. It
 can never make a tree look done: an update holds a record's own edge and its children's edges, and the edges that the
-dropped update would have cancelled stay in the ack val. A fail without an edge leaves no edge behind, so it is not
-dropped: without room, its message is refused. Tombstones live for the whole time.
+dropped update would have cancelled stay in the ack val. If a fail without an edge were dropped, its root could be
+ACKED. So it is kept; if there is no room, its message is refused. Tombstones live for the whole time.
 """
 
 from __future__ import annotations

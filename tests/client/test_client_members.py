@@ -226,13 +226,14 @@ def test_a_batch_opened_before_the_source_learns_of_a_loss_is_not_lost(count: in
     servers.close()
 
 
-def test_a_server_that_drains_gets_no_new_batch_and_serves_the_one_it_has(
-    servers: Servers, source: AckerClient
-) -> None:
-    job = Job(source, servers.client())
+def test_a_server_that_drains_gets_no_new_batch_and_serves_the_one_it_has(servers: Servers) -> None:
+    patient = {"replica_wait_s": 20.0, "gone_after_s": 20.0, "call_timeout_s": 20.0}
+    source = servers.client(**patient)
+    source.open_source("orders")
+    job = Job(source, servers.client(**patient))
     job.read()
     servers[1].shard.drain()
-    after = Job(source, servers.client(), 2)
+    after = Job(source, servers.client(**patient), 2)
     assert [member.id for member in after.pin.placement.members] == [0, 2]
     assert after.done() == ALL_ACKED
     job.work()

@@ -606,24 +606,6 @@ def test_a_fail_without_an_edge_is_kept_or_refused_and_never_dropped() -> None:
     assert {verdict for verdict, _ in watch(shard, 62.0).values()} == {Verdict.FAILED}
 
 
-def test_the_late_section_of_an_attempt_that_another_one_conflicts_with_acks_no_root() -> None:
-    """The orphans that spoil the roots find no room here."""
-    shard, roots = new_shard(max_pending=2048), new_roots(40)
-    send = Sender(shard).send
-    watch(shard)
-    first, second, identity = updates_of(roots), updates_of(roots, 7), Identity(8, 8)
-    parts = reports.pack(identity, first, message_bytes=1)
-    assert shard.apply(parts[0], 0.0).status == Status.APPLIED
-    send(updates_of(new_roots(2000, FIRST + 1000)))
-    assert shard.apply(Apply(identity, reports.digest(second), second), 0.0).status == Status.CONFLICT
-    for now in range(60):
-        shard.tick(float(now))
-    assert shard.stats.orphans == 0
-    assert {shard.apply(part, 60.0).status for part in parts} == {Status.DUPLICATE}
-    send(updates_of(roots), 61.0, batch=0)
-    assert not watch(shard, 62.0)
-
-
 def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_counts() -> None:
     shard, count = new_shard(), 6000
     send = Sender(shard).send

@@ -81,6 +81,17 @@ def verdicts(source: OpenSource) -> dict[Any, str]:
     return found
 
 
+def post_all(rows: Iterator[Row]) -> None:
+    with Collector("post") as out:
+        for row in rows:
+            out.ack(row)
+
+
+def read_all(rows: Iterator[Row]) -> None:
+    for _ in rows:
+        pass
+
+
 def post(rows: Iterable[Any]) -> None:
     with Collector("post") as out:
         for row in rows:
@@ -199,6 +210,25 @@ def test_a_second_function_that_acks_the_same_rows_is_refused(alone: OpenSource,
     with pytest.raises(AckedTwice, match=r"another column acks the same rows.* Do the work in one function"):
         work(frame)
     assert alone.pending == ROWS
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda frame: (
+            frame.select("_root", AF.emit("n", after="n").alias("edges"))
+            .select("_root", F.explode("edges").alias("_edge"))
+            .foreachPartition(post_all)
+        ),
+        lambda frame: frame.select("_root", AF.ack(after="n")).foreachPartition(read_all),
+    ],
+    ids=["exploded edges", "the root alone"],
+)
+def test_what_comes_behind_a_function_that_acked_may_have_other_edges_or_none(
+    alone: OpenSource, df: DataFrame, work: Any
+) -> None:
+    work(alone.frame(df, message_id="id").withColumn("n", F.lit(2)))
+    assert verdicts(alone) == ALL
 
 
 @pytest.mark.long

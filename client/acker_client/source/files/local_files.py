@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -100,7 +100,7 @@ class LocalFiles:
     def start(self, committed: Mapping[str, Committed]) -> None:
         listing = self._list()
         self._files, self._live, self._missing = {}, {}, {}
-        marks = {partition: FileMark.of(partition, committed[partition]) for partition in sorted(committed, key=_age)}
+        marks = {partition: FileMark.of(partition, committed[partition]) for partition in _by_age(committed)}
         # A path or an inode may have had several files. It belongs to the last one of them.
         paths = {mark.path: partition for partition, mark in marks.items()}
         inodes = {mark.inode: partition for partition, mark in marks.items()}
@@ -268,8 +268,16 @@ class LocalFiles:
         del self._live[file.partition], self._missing[file.partition]
 
 
-def _age(partition: str) -> tuple[str, int]:
-    """Return a key that sorts the partitions of one path by age: `app.log`, `app.log#2` ... `app.log#10`."""
+def _by_age(partitions: Collection[str]) -> list[str]:
+    """Return the partitions with those of one path sorted by age: `app.log`, `app.log#2` ... `app.log#10`. They share
+    the places that they had."""
+    numbered = [_path_and_number(partition) for partition in partitions]
+    by_age = sorted(zip(numbered, partitions, strict=True))
+    of_path = {path: iter([name for (its, _), name in by_age if its == path]) for path, _ in numbered}
+    return [next(of_path[path]) for path, _ in numbered]
+
+
+def _path_and_number(partition: str) -> tuple[str, int]:
     path, _, number = partition.rpartition("#")
     return (path, int(number)) if path and number.isdecimal() else (partition, 1)
 

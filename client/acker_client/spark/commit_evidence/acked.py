@@ -26,7 +26,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.types import StructType
 
 from acker_client.errors import AckerError
-from acker_client.spark.anchoring.anchors import ANCHORS, EDGE, TRACKING
+from acker_client.spark.anchoring.anchors import TRACKING
 from acker_client.spark.commit_evidence.following import analyzed, follow, remade
 from acker_client.spark.commit_evidence.witness import Trail, Witness
 from acker_client.spark.driver import lineage
@@ -40,6 +40,8 @@ CHAIN, BELOW = "_acker_chain", "_acker_below"
 _planning = threading.RLock()
 
 ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
+# A call of such a function in a plan, and its last argument, which is the edge or the packed anchors.
+_CALL, _LAST = re.compile(rf"{ACKS.pattern}\(", re.DOTALL), re.compile(r"(?:^|, )\w+#(\d+)L?$")
 
 
 class AckedTwice(AckerError):
@@ -51,8 +53,8 @@ class AckedTwice(AckerError):
     def __init__(self, taker: str) -> None:
         super().__init__(
             f"{taker}: another column acks the same rows, which would count as done before this one has worked on them."
-            " Do the work in one function, pass on the records of emits=True, make copies with branch(frame, 2), or"
-            " leave out the tracking columns"
+            " Do the work in one function, let the first one emit (emits=True), or make copies with branch(frame, 2)."
+            " If this one acks nothing, drop _root and _edge before it"
         )
 
 
@@ -206,7 +208,7 @@ def _check_rows(df: BodyFrame, taker: str) -> None:
     text = analyzed(df)
     if ACK not in text:
         batch.check_rows(df, taker)
-    elif not _has_new_anchors(df, text):
+    elif _keeps_acked_edges(df, text):
         raise AckedTwice(taker)
 
 
@@ -215,15 +217,22 @@ def _refuse_several(df: BodyFrame, functions: Sequence[str]) -> None:
         raise AckedTwice("a second column that acks")
 
 
-def _has_new_anchors(df: DataFrame, plan: str) -> bool:
-    """Whether rows behind a column that acks have anchors that the column has made, and no longer those it acked."""
+def _keeps_acked_edges(df: DataFrame, plan: str) -> bool:
+    """Whether a column of the frame is one that a function in its plan has acked."""
+    taken = (_LAST.search(_arguments(plan, found.end())) for found in _CALL.finditer(plan))
+    acked = {int(edge[1]) for edge in taken if edge is not None}
     java: Any = df._jdf
-    made = {
-        str(attribute.name()): int(attribute.exprId().id())
-        for attribute in each(java.queryExecution().analyzed().output())
-    }
-    column = EDGE if EDGE in made else ANCHORS
-    return re.search(rf"AS {column}#{made.get(column)}L?\b", plan) is not None
+    return any(int(attribute.exprId().id()) in acked for attribute in each(java.queryExecution().analyzed().output()))
+
+
+def _arguments(plan: str, start: int) -> str:
+    """Return the text from ``start`` to the parenthesis that closes the call."""
+    depth = 1
+    for at in range(start, len(plan)):
+        depth += {"(": 1, ")": -1}.get(plan[at], 0)
+        if not depth:
+            return plan[start:at]
+    return ""
 
 
 def _columns(value: Any) -> Iterator[Column]:

@@ -77,10 +77,10 @@ class Places:
     """How to recognize the rows of a sink in what Spark ran.
 
     ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, a function that
-    a node below that node must run. ``step``: if set, a function that the plan must name somewhere, unless it names
-    the rows behind an RDD. ``notes``: what tasks wrote about the rows. ``partitions``: the number of partitions of each
-    watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the call site that the
-    executions within a call have.
+    a node below that node must run. ``step``: if set, a plan counts only if it also names this function, or names the
+    function that marks checkpointed rows. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
+    partitions of each watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the
+    call site that the executions within a call have.
     """
 
     functions: tuple[str, ...]

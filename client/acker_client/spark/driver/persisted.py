@@ -30,7 +30,7 @@ PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"
 COMPRESSED, ADAPTIVE = "spark.sql.inMemoryColumnarStorage.compressed", "spark.sql.adaptive.enabled"
 # Held while a setting of the session is changed, so that no other thread here reads the changed value.
 _PLANNING = threading.Lock()
-# Those here that have persisted a frame. Several may use the same rows, because Spark keeps rows by their plan.
+# All of this process whose rows this library keeps. Two frames with the same plan share their rows in Spark.
 _using: list[Persisted] = []
 _USING = threading.Lock()
 # A filter names at most this many ranges of pages. If there are more, it lists the pages.
@@ -51,11 +51,11 @@ class Persisted:
     def persist(self) -> None:
         """Persist the frame, unless the user has persisted it, and count its rows. This reads the whole frame."""
         with _USING:
-            is_shared = self._is_used_by_others
-            self._is_ours = is_shared or not self._is_kept
+            is_kept = self._is_kept
+            self._is_ours = not is_kept or self._is_used_by_others
             if self._is_ours:
                 _using.append(self)
-            if self._is_ours and not is_shared:
+            if not is_kept:
                 # Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice
                 # as long.
                 with _planning(self.spark, COMPRESSED):
