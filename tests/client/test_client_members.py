@@ -227,7 +227,7 @@ def test_a_batch_opened_before_the_source_learns_of_a_loss_is_not_lost(count: in
 
 
 def test_a_server_that_drains_gets_no_new_batch_and_serves_the_one_it_has(servers: Servers) -> None:
-    patient = {"replica_wait_s": 20.0, "gone_after_s": 20.0, "call_timeout_s": 20.0}
+    patient: dict[str, Any] = {"replica_wait_s": 20.0, "gone_after_s": 20.0, "call_timeout_s": 20.0}
     source = servers.client(**patient)
     source.open_source("orders")
     job = Job(source, servers.client(**patient))
