@@ -126,9 +126,10 @@ class Cluster:
 
     @property
     def known_addresses(self) -> set[str]:
-        """The addresses of all servers that are configured or listed, whatever their state."""
-        listed = () if self._listed is None else self._listed.members
-        return {*self.settings.servers, *(each.member.address for each in listed)}
+        """The addresses of all servers in the registry, or else in the settings, whatever their state."""
+        if self._listed is None:
+            return set(self.settings.servers)
+        return {each.member.address for each in self._listed.members}
 
     def refresh(self) -> None:
         """Look for changes of the view if there is reason to. Raises nothing. May wait a second for each silent server

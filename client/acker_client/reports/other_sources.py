@@ -117,9 +117,7 @@ class OtherSources:
             published, has_heard_all = self._asked(Pins(0, int(roots[0])), addresses)
             is_unknown = has_heard_all and published is None
             # A server that is away, or was never heard of, may have the roots of a source.
-            others = self._cluster.known_addresses - set(addresses)
-            is_disowned = is_unknown and (not others or self._asked(Pins(0, int(roots[0])), others) == (None, True))
-            self._note_disowned(int(roots[0]), is_disowned)
+            self._note_disowned(int(roots[0]), is_unknown and self._cluster.known_addresses <= set(addresses))
             if published is not None and published.has(roots[:1]).all():
                 self._keep(published)
                 roots = roots[~published.has(roots)]
