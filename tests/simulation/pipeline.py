@@ -20,7 +20,7 @@ from acker_client.spark.anchoring.derive import derive
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.branch import BranchStep
 from acker_client.spark.operators.culprits import Culprits
-from acker_client.spark.operators.group import GroupFunction, GroupTask
+from acker_client.spark.operators.group import GroupTask
 from acker_client.spark.operators.merging import AccountStep, Merging
 from acker_client.spark.operators.sink import SinkStep
 from acker_client.spark.worker.chain import Step, TakeRows
@@ -292,12 +292,28 @@ def groups(op: Op, account: Account, batches: Iterable[pa.RecordBatch]) -> Itera
     merging = Merging(f"group {op.name!r}", op.name, SCHEMA, "fail", op.digests, 1000, False)
     task = GroupTask(merging, None, ())  # type: ignore[arg-type]
     for table in _by_key(batches):
-        ids = table.column(ROW).to_pylist()
-        children: list[tuple[int, list[int]]] | None = _merged(op, table.column(VALUE).to_pylist(), account)
-        function = _given(children)
-        made = GroupTask.of_group(replace(task, function=function), table.drop_columns([ROW]))
-        rows = account.grouped(op, ids, children) or [NO_ROW]
+        merged = _Merged(op, account)
+        made = GroupTask.of_group(replace(task, function=merged), table)
+        rows = account.grouped(op, merged.ids, merged.children) or [NO_ROW]
         yield from made.append_column(ROW, pa.array(rows, pa.int64())).to_batches()
+
+
+class _Merged:
+    """The user's function over one group. ``ids`` and ``children``: what it was given and what it made, see
+    :meth:`Account.grouped`."""
+
+    def __init__(self, op: Op, account: Account) -> None:
+        self._op, self._account = op, account
+        self.ids: list[int] = []
+        self.children: list[tuple[int, list[int]]] | None = None
+
+    def __call__(self, table: pa.Table) -> tuple[pa.Table, list[list[int]]]:
+        self.ids = table.column(ROW).to_pylist()
+        self.children = _merged(self._op, table.column(VALUE).to_pylist(), self._account)
+        if self.children is None:
+            raise Bad("a group")
+        values = pa.array([value for value, _ in self.children], pa.int64())
+        return pa.table({VALUE: values}), [parents for _, parents in self.children]
 
 
 def _merged(op: Op, values: list[int], account: Account) -> list[tuple[int, list[int]]] | None:
@@ -320,16 +336,6 @@ def _merged(op: Op, values: list[int], account: Account) -> list[tuple[int, list
 
 def _sum(values: Iterable[int]) -> int:
     return sum(value // CLASSES for value in values) % 1_000_003 * CLASSES
-
-
-def _given(children: list[tuple[int, list[int]]] | None) -> GroupFunction:
-    def function(table: pa.Table) -> tuple[pa.Table, list[list[int]]]:
-        if children is None:
-            raise Bad("a group")
-        values = pa.array([value for value, _ in children], pa.int64())
-        return pa.table({VALUE: values}), [parents for _, parents in children]
-
-    return function
 
 
 def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
