@@ -2,9 +2,8 @@
 
 Decides which messages are refused and in which order the others take effect. A refused message changes nothing. Acks
 are never refused for want of room, only fails without an edge. Neither are inits of an open batch, since opening the
-batch reserved their room.
-``ledger`` does the arithmetic, ``accounts`` counts, and ``dedupe`` knows which sections were applied before. A long
-message comes in parts (`long_messages`).
+batch reserved their room. ``ledger`` does the arithmetic, ``accounts`` counts, and ``dedupe`` knows which sections were
+applied before. A long message comes in parts (`long_messages`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from acker_protocol.ids import SLOTS, Column, mix64
 from acker_protocol.messages import FAIL, NO_KINDS, Apply, ApplyReply, Entries, InitScope, Status
+from acker_protocol.reports import bare_fails
 from acker_service.core import kernels
 from acker_service.core.accounts import Uncounted
 from acker_service.core.batches import ALL_SLOTS, BatchState
@@ -127,9 +127,8 @@ class Applying:
 
     def _refuse_fails(self, entries: Entries, sections: Sections) -> Applied | None:
         """Refuse a message if its fails without an edge may not find room."""
-        kinds = entries.kinds
-        is_bare = (kinds & FAIL != 0) & (entries.ack_vals == 0) if len(kinds) else np.empty(0, np.bool_)
-        if not is_bare.any() or self._state.ledger.has_room_for(sections.keys[is_bare]):
+        # Most messages hold only acks.
+        if not len(entries.kinds) or self._state.ledger.has_room_for(sections.keys[bare_fails(entries)]):
             return None
         waiting = self._state.ledger.orphans
         return self.refuse(

@@ -56,6 +56,14 @@ def number_reasons(reasons: Iterable[str]) -> tuple[ReasonIds, tuple[str, ...]]:
     return np.array(reason_ids, np.uint32), tuple(numbers)
 
 
+def bare_fails(entries: Entries) -> npt.NDArray[np.bool_]:
+    """Return which updates are fails without an edge. If one is lost, its root could still be ACKED, as others may ack
+    all its edges. If a fail with an edge is lost, that edge stays open."""
+    is_fail = entries.kinds & FAIL != 0 if len(entries.kinds) else np.zeros(len(entries), np.bool_)
+    found: npt.NDArray[np.bool_] = is_fail & (entries.ack_vals == 0)
+    return found
+
+
 def digest(entries: Entries) -> int:
     """Return the digest of a whole report: the sum modulo 2**64 of a hash of each entry. Reasons do not count."""
     vals = mix64_column(entries.ack_vals ^ np.uint64(DIGEST_SALT))

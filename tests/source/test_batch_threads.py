@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from acker_client.source import Batch, Retry, SourceError
-from acker_client.source.engine.environment import Blame
+from acker_client.source.engine.environment import Blame, Environment
 from acker_client.source.engine.run import Run
 from acker_client.source.engine.server_batches import NoRoom, ServerBatches
 from acker_testing import new_shard
@@ -24,6 +24,18 @@ def source(cluster: Cluster, records: int, **options: Any) -> LogSource:
     log = log_of(a=records)
     given = {"environment": cluster.environment(), "batch_records": 5, "concurrency": 2, "max_dead_share": 1.0}
     return LogSource(log, **{**given, "retry": Retry(1, initial_s=0.0), "dead_letters": MemoryLetters(), **options})
+
+
+def blaming_the_program(cluster: Cluster, cancelled: threading.Event) -> Environment:
+    """Return an environment that blames the program for all errors. ``cancelled`` is set when jobs are cancelled."""
+    environment = cluster.environment()
+
+    def framed(spark: Any, plan: Any) -> Any:
+        frame = environment.frame(spark, plan)
+        frame.evidence.on_cancel = cancelled.set  # type: ignore[attr-defined]
+        return frame
+
+    return replace(environment, frame=framed, blame=lambda error: Blame.CODE)
 
 
 def test_two_batches_are_worked_on_at_once_and_each_record_is_acked(cluster: Cluster) -> None:
@@ -92,12 +104,7 @@ def test_a_batch_that_fails_beside_others_costs_only_its_own_records_a_replay(cl
 def test_a_mistake_of_the_program_ends_the_run_and_the_work_on_the_other_batch(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cancelled, ended, environment = threading.Event(), list[int](), cluster.environment()
-
-    def framed(spark: Any, plan: Any) -> Any:
-        frame = environment.frame(spark, plan)
-        frame.evidence.on_cancel = cancelled.set  # type: ignore[attr-defined]
-        return frame
+    cancelled, ended = threading.Event(), list[int]()
 
     def process(batch: Batch) -> None:
         if batch.number == 1:
@@ -108,7 +115,7 @@ def test_a_mistake_of_the_program_ends_the_run_and_the_work_on_the_other_batch(
         finally:
             ended.append(batch.number)
 
-    run = source(cluster, 20, environment=replace(environment, frame=framed, blame=lambda error: Blame.CODE))
+    run = source(cluster, 20, environment=blaming_the_program(cluster, cancelled))
     with pytest.raises(NameError, match="sku"):
         run.run(NO_SPARK, process)
     assert (ended, run.summary().acked, run.summary().open) == ([2], 0, 10)
@@ -246,16 +253,11 @@ def test_a_pause_after_broken_batches_does_not_end_the_run_before_a_batch_withou
 
 
 def test_a_clean_up_that_fails_replaces_no_error_and_settles_the_other_batches(cluster: Cluster) -> None:
-    started, cancelled, environment = threading.Barrier(3, timeout=WAIT_S), threading.Event(), cluster.environment()
+    started, cancelled = threading.Barrier(3, timeout=WAIT_S), threading.Event()
 
     class Listener(Log):
         def on_fail(self, failed: Any, why: Any) -> None:
             raise ZeroDivisionError("in the listener")
-
-    def framed(spark: Any, plan: Any) -> Any:
-        frame = environment.frame(spark, plan)
-        frame.evidence.on_cancel = cancelled.set  # type: ignore[attr-defined]
-        return frame
 
     def process(batch: Batch) -> None:
         started.wait()
@@ -266,8 +268,8 @@ def test_a_clean_up_that_fails_replaces_no_error_and_settles_the_other_batches(c
             raise ValueError("the job was cancelled")
         save_all(batch)
 
-    given = replace(environment, frame=framed, blame=lambda error: Blame.CODE)
-    run = source(cluster, 15, environment=given, concurrency=3, listener=Listener())
+    environment = blaming_the_program(cluster, cancelled)
+    run = source(cluster, 15, environment=environment, concurrency=3, listener=Listener())
     with pytest.raises(NameError):
         run.run(NO_SPARK, process)
     assert run.summary().acked == 5

@@ -13,9 +13,9 @@ import numpy as np
 
 from acker_client.pins import Mask, Pin, Pins, Share, pins_for, shares_of
 from acker_client.rpc.delivery import Delivery, ReportResult
-from acker_protocol.messages import FAIL, Entries, Identity, InitScope
+from acker_protocol.messages import Entries, Identity, InitScope
 from acker_protocol.placement import Member
-from acker_protocol.reports import digest
+from acker_protocol.reports import bare_fails, digest
 
 # Whether a member was left out of the batch of a pin, so that the member's answers do not count for that batch.
 IsOut = Callable[[Pin, Member], bool]
@@ -90,11 +90,3 @@ class Replication:
 def has_bare_fail(entries: Entries) -> bool:
     """Whether one of the updates is a fail without an edge."""
     return bool(bare_fails(entries).any())
-
-
-def bare_fails(entries: Entries) -> Mask:
-    """Return which updates are fails without an edge. If one is lost, its root could still be ACKED, as others may ack
-    all its edges. If a fail with an edge is lost, that edge stays open."""
-    is_fail = entries.kinds & FAIL != 0 if len(entries.kinds) else np.zeros(len(entries), np.bool_)
-    found: Mask = is_fail & (entries.ack_vals == 0)
-    return found

@@ -21,11 +21,12 @@ from acker_client.errors import AckerError, Closed, Unavailable, UnknownSource
 from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
 from acker_client.reports.other_sources import DISOWNED_S, GREETING_S, LEARN_S, NOT_WATCHED, OtherSources
-from acker_client.reports.replication import Replication, bare_fails, has_bare_fail
+from acker_client.reports.replication import Replication, has_bare_fail
 from acker_client.rpc.delivery import Delivery, ReportResult
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope
 from acker_protocol.placement import View, place
+from acker_protocol.reports import bare_fails
 
 NO_ENTRIES = Entries(NO_IDS, NO_IDS)
 
@@ -116,7 +117,7 @@ class ClientState:
                 self.unanswered.append(Replication(identity, entries, inits, pins))
             if may_drop and isinstance(reason, Unavailable) and not has_bare_fail(unplaced):
                 self.go_on_without(reason)
-                self.add_to_totals(Delivery(Identity(self.session, self.sequence), unplaced).result)
+                self._count_unreported(unplaced)
                 unplaced, reason = NO_ENTRIES, None
             with self.lock:
                 self.drafts.popleft()
@@ -168,8 +169,11 @@ class ClientState:
             return unplaced
         dropped = only(unplaced, is_over)
         log.error("dropped %d updates, as for %.0f s no server has known their roots", len(dropped), DISOWNED_S)
-        self.add_to_totals(Delivery(Identity(self.session, self.sequence), dropped).result)
+        self._count_unreported(dropped)
         return only(unplaced, ~is_over)
+
+    def _count_unreported(self, entries: Entries) -> None:
+        self.add_to_totals(Delivery(Identity(self.session, self.sequence), entries).result)
 
     def _routed(self, draft: Draft) -> tuple[Pins, Entries, Entries, AckerError | None]:
         """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,

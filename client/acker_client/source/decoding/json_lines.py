@@ -1,8 +1,8 @@
 """JSON lines: one JSON object per line, parsed into columns by Arrow.
 
 A line is malformed if it is no JSON object, or if its values do not fit the schema. Only that line fails, and it does
-not affect the other lines. Fields that the schema does not name are ignored; missing fields become null,
-which a field that is NOT NULL refuses.
+not affect the other lines. Fields that the schema does not name are ignored; missing fields become null, which a field
+that is NOT NULL refuses.
 """
 
 from __future__ import annotations
