@@ -21,7 +21,7 @@ from acker_client.pins import decode
 from acker_client.source import Batch, CheckpointError, Frame, InputChanged, Retry
 from acker_client.spark import functions as AF
 from acker_client.spark import operator, sink
-from acker_client.spark.driver.persisted import ADAPTIVE, COMPRESSED, Persisted
+from acker_client.spark.driver.persisted import ONE_JOB, UNCOMPRESSED, Persisted
 from acker_client.spark.driver.session import PINS
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
@@ -289,20 +289,23 @@ def test_partitions_are_counted_once_aqe_has_made_them(
 def test_a_frame_is_kept_and_counted_in_one_job_and_the_settings_of_the_session_stay(
     spark: SparkSession, conf: Callable[[str, str], None]
 ) -> None:
-    settings = [COMPRESSED, ADAPTIVE]
-    for setting in settings:
-        conf(setting, "true")
+    settings = {setting: "7" if value == "1" else "true" for setting, value in (UNCOMPRESSED | ONE_JOB).items()}
+    for setting, value in settings.items():
+        conf(setting, value)
     persisted = Persisted(spark.range(0, 10_000, 1, 4))
     context = spark.sparkContext
     context.setJobGroup("counting", "a frame")
     try:
         persisted.persist()
-        assert len(context.statusTracker().getJobIdsForGroup("counting")) == 1
+        tracker = context.statusTracker()
+        (job,) = (tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup("counting"))
+        stages = [tracker.getStageInfo(number) for number in (job.stageIds if job else ())]
+        assert sorted(each.numTasks for each in stages if each) == [1, 4]
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # None removes it
         persisted.unpersist()
     assert persisted.pages.rows.sum() == 10_000
-    assert [spark.conf.get(setting) for setting in settings] == ["true", "true"]
+    assert {setting: spark.conf.get(setting) for setting in settings} == settings
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,11 @@ from acker_client.spark.worker.rows import struct_type
 
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
 PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"
-COMPRESSED, ADAPTIVE = "spark.sql.inMemoryColumnarStorage.compressed", "spark.sql.adaptive.enabled"
+# Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice as long.
+UNCOMPRESSED = {"spark.sql.inMemoryColumnarStorage.compressed": "false"}
+# With AQE, persisting the rows would be a job of its own, and another job would read them again. There are few pages,
+# and with the usual 200 shuffle partitions, counting a hundred rows took twice as long.
+ONE_JOB = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
 # Held while a setting of the session is changed, so that no other thread here reads the changed value.
 _PLANNING = threading.Lock()
 # All of this process whose rows this library keeps. Two frames with the same plan share their rows in Spark.
@@ -56,11 +60,10 @@ class Persisted:
             if self._is_ours:
                 _using.append(self)
             if not is_kept:
-                # Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice
-                # as long.
-                with _planning(self.spark, COMPRESSED):
+                with _planning(self.spark, UNCOMPRESSED):
                     self._df.persist(*filter(None, [self._level]))
-        self.pages = self._count_pages()
+        level = self._level
+        self.pages = self._count_pages(is_kept=is_kept or level is None or level.useMemory or level.useDisk)
 
     def unpersist(self) -> None:
         """Unpersist the frame unless others here use the same rows, also after :meth:`persist` has raised. May be
@@ -84,19 +87,16 @@ class Persisted:
     def _placed(self) -> DataFrame:
         return self._df.toDF(*self._names).selectExpr("*", f"monotonically_increasing_id() as {PLACE}")
 
-    def _count_pages(self) -> Pages:
+    def _count_pages(self, *, is_kept: bool) -> Pages:
         digests = self._placed.selectExpr(f"{PAGE_OF_PLACE} as {PAGE}", f"{self._digest} as {DIGEST}")
         # Names instead of expressions, because each Python function of Spark costs half a dozen calls to the JVM.
         grouped = digests.groupBy(PAGE).agg({"*": "count", DIGEST: "bit_xor"})
         page = f"struct({PAGE} as id, `count(1)` as rows, `bit_xor({DIGEST})` as digest)"
-        # There are few pages, in as many shuffle partitions as the user's own work needs, so one task reads them all.
-        # They come as one text: `toArrow` would open a socket, and make two dozen calls.
-        whole = grouped.coalesce(1).selectExpr(f"to_json(array_sort(collect_list({page})))")
-        java: Any = whole._jdf
-        if self._is_kept:
-            # With AQE, persisting the rows would be a job of its own, and another job would read them again. The
-            # frame itself was planned with the user's settings when it was persisted.
-            with _planning(self.spark, ADAPTIVE):
+        # The pages come as one text: `toArrow` would open a socket, and make two dozen calls.
+        java: Any = grouped.selectExpr(f"to_json(array_sort(collect_list({page})))")._jdf
+        if is_kept:
+            # The frame itself was planned with the user's settings when it was persisted.
+            with _planning(self.spark, ONE_JOB):
                 java.queryExecution().executedPlan()
         counted = json.loads(java.collectAsList().get(0).getString(0))
         ids, rows, found = (np.array([each[name] for each in counted], np.int64) for name in ("id", "rows", "digest"))
@@ -123,16 +123,18 @@ class Persisted:
 
 
 @contextmanager
-def _planning(spark: SparkSession, setting: str) -> Iterator[None]:
-    """Turn ``setting`` off while the block plans. The block must be short: the user's other threads may use the same
-    session."""
+def _planning(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Give the session other ``settings`` while the block plans. The block must be short: the user's other threads may
+    use the same session."""
     with _PLANNING:
-        before = spark.conf.get(setting)
-        spark.conf.set(setting, "false")
+        before = {key: str(spark.conf.get(key)) for key in settings}
+        for key, value in settings.items():
+            spark.conf.set(key, value)
         try:
             yield
         finally:
-            spark.conf.set(setting, str(before))
+            for key, value in before.items():
+                spark.conf.set(key, value)
 
 
 def _is_in(pages: Positions) -> str:
