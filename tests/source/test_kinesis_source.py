@@ -323,6 +323,35 @@ def test_a_child_waits_for_unsaved_records_of_its_parent_at_another_member(twin:
     assert second.data(second.drain()) == ["b"]
 
 
+def test_latest_loses_no_record_of_a_shard_without_records_that_goes_to_another_member(twin: TwinKinesis) -> None:
+    twin.put(0, "old")
+    twin.time.sleep(10.0)
+    saved: dict[str, Committed] = {}
+    first = member(twin, saved, first=LATEST)
+    assign(first, saved, SHARD_0, SHARD_1)
+    first.drain()
+    twin.put(1, "a")
+    first.finish(first.drain())
+    saved |= first.committed()
+    shared: Any = first.input
+    shared.revoke([SHARD_0])
+    twin.put(0, "b")
+    twin.time.sleep(10.0)
+    second = member(twin, saved, first=LATEST)
+    assign(second, saved, SHARD_0)
+    assert second.data(second.drain()) == ["b"]
+
+
+def test_latest_begins_when_the_member_started_if_the_group_has_saved_nothing(twin: TwinKinesis) -> None:
+    twin.put(0, "old")
+    twin.time.sleep(10.0)
+    second = member(twin, {}, first=LATEST)
+    twin.put(0, "b")
+    twin.time.sleep(10.0)
+    assign(second, {}, SHARD_0)
+    assert second.data(second.drain()) == ["b"]
+
+
 def test_one_look_at_the_groups_checkpoint_serves_all_parents_that_others_have(cluster: Cluster) -> None:
     twin = TwinKinesis(cluster.time, 8)
     for first in range(0, 8, 2):
