@@ -165,7 +165,9 @@ class KinesisInput:
 
     def partitions(self) -> Sequence[str]:
         self._refresh()
-        return sorted(self._lineage.shards)
+        # A shard that has aged out stays until its records are done: they are held here, and nowhere else.
+        opened = {name for name, shard in self._shards.items() if not shard.is_settled}
+        return sorted(self._lineage.shards.keys() | opened)
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
         if self._given is None:
@@ -183,8 +185,11 @@ class KinesisInput:
 
     def revoke(self, partitions: Sequence[str]) -> None:
         self._given = (self._given or set()) - set(partitions)
-        for shard in partitions:
-            self._shards.pop(shard, None)
+        for name in partitions:
+            shard = self._shards.pop(name, None)
+            if shard is not None and name not in self._lineage.shards and not shard.is_settled:
+                # No other source can read its records.
+                shard.age_out()
 
     def pause(self, partitions: Collection[str]) -> None:
         """Stop planning these shards, and resume all others."""
