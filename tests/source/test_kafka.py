@@ -906,6 +906,39 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
     again.start({f"{topic}/0": Committed(Ranges.below(3))})
 
 
+def test_a_member_of_a_group_keeps_a_partition_that_is_not_listed_for_a_moment(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, topic = [0.0], kafka.new_topic(5, prefix="shared")
+    given: dict[str, Any] = {"pattern": "shared-.*", "name": "orders", "timeout_s": 10.0, "refresh_s": 1.0}
+    input_ = KafkaInput(Kafka(bootstrap_servers=kafka.servers, **given).kafka, broker=Restarting, clock=lambda: now[0])
+    opened.append(input_)
+    all_of_it = [f"{topic}/{number}" for number in range(4)]
+    input_.start({})
+    input_.assign({})
+    assert input_.partitions() == all_of_it
+    for now_s, is_forgetful in ((3.0, True), (12.0, True), (14.5, False), (17.0, True), (26.5, True)):
+        now[0] = now_s
+        monkeypatch.setattr(Restarting, "is_forgetful", is_forgetful)
+        assert input_.partitions() == all_of_it
+    # A partition that is assigned meanwhile is read as soon as it is listed again.
+    input_.assign({f"{topic}/0": Committed(Ranges.below(2))})
+    assert input_.plan(10, 1).parts == []
+    monkeypatch.setattr(Restarting, "is_forgetful", False)
+    assert planned(input_) == [(0, 2, 5)]
+    assert input_.partitions() == all_of_it
+    monkeypatch.setattr(Restarting, "is_forgetful", True)
+    for now_s, known in ((30.0, all_of_it), (39.5, all_of_it), (40.0, [])):
+        now[0] = now_s
+        assert "LOST" not in caplog.text
+        assert input_.partitions() == known
+    assert [line for line in caplog.messages if "LOST" in line] == [
+        f"LOST: {topic}/0 was deleted; what was not done of it is gone"
+    ]
+    input_.assign({f"{topic}/1": Committed(Ranges.below(2))})
+    assert f"LOST: {topic}/1 was deleted" in caplog.text
+
+
 class Failing(Broker):
     """A broker that confirms no commit, and while ``fails`` tells no offset."""
 

@@ -125,8 +125,9 @@ class KafkaInput:
         # Partitions that were assigned while no broker answered.
         self._unadmitted: dict[At, Committed] = {}
         self._is_shared = False
-        # All partitions, by the last answer to ``partitions``.
+        # All partitions, by the last answer to ``partitions``; and since when some of them are not listed any more.
         self._known: list[At] = []
+        self._unlisted_since_s: dict[At, float] = {}
         self._has_begun = False
         self._paused: frozenset[str] = frozenset()
         self._turn = 0
@@ -165,7 +166,7 @@ class KafkaInput:
             self._known = self._find_partitions()
         else:
             try:
-                self._known = self._find_partitions(PLAN_S)
+                self._known = self._with_unlisted(self._find_partitions(PLAN_S))
             except SourceError as error:
                 # The group keeps its shares meanwhile.
                 self._wait_out(error)
@@ -444,7 +445,21 @@ class KafkaInput:
 
     def _admit_assigned(self) -> None:
         self._admit(self._unadmitted)
-        self._unadmitted = {}
+        self._unadmitted = {
+            at: each for at, each in self._unadmitted.items() if at not in self._logs and at in self._unlisted_since_s
+        }
+
+    def _with_unlisted(self, found: list[At]) -> list[At]:
+        """Return the partitions that a group shares out: those of a listing, and those that are missing in it for a
+        short time. See ``_remove_deleted``."""
+        now_s, there = self._clock(), set(found)
+        missing = {at: self._unlisted_since_s.get(at, now_s) for at in self._known if at not in there}
+        self._unlisted_since_s = {
+            at: since_s for at, since_s in missing.items() if now_s - since_s < self.options.connection.timeout_s
+        }
+        for at in sorted((missing.keys() - self._unlisted_since_s.keys()) & self._logs.keys()):
+            _log_deleted(at)
+        return sorted({*found, *self._unlisted_since_s}) if self._unlisted_since_s else found
 
     def _skip_to(self, at: At, low: int) -> None:
         """Skip offsets that retention has deleted before they were planned. ``low``: where the log begins."""
@@ -467,7 +482,7 @@ class KafkaInput:
             if each.missing_since_s is not None and now_s - each.missing_since_s >= self.options.connection.timeout_s
         ]
         for at in gone:
-            log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
+            _log_deleted(at)
         self._forget(gone)
         self._deleted += gone
 
@@ -498,7 +513,7 @@ class KafkaInput:
         there = set(self._find_partitions())
         wanted = [at for at in committed if at in there]
         for at in committed:
-            if at not in there:
+            if at not in there and at not in self._unlisted_since_s:
                 self._refuse_gone(at, committed[at].done.prefix)
         self._compare_topic_ids({at: committed[at] for at in wanted})
         low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
@@ -553,7 +568,7 @@ class KafkaInput:
                 f"{at.name} was read to offset {prefix}, and does not exist any more: was topic {at.topic!r} deleted?"
                 " Bring it back, or give another source name and group_id, and no old checkpoint"
             )
-        log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
+        _log_deleted(at)
 
     def _is_added(self, at: At, known: set[str]) -> bool:
         """Whether a partition was added while its topic was being read. It is then read from its first record, unless
@@ -659,6 +674,10 @@ class KafkaInput:
             away = ", ".join(self._away[:AWAY_SHOWN])
             servers = self.options.connection.servers
             self._outage.note(f"Kafka: no broker at {servers} has answered for {away}" if away else "")
+
+
+def _log_deleted(at: At) -> None:
+    log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
 
 
 def _reach(done: Mapping[str, Ranges], at: At, each: TopicLog) -> int:
