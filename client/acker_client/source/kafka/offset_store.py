@@ -121,7 +121,12 @@ class KafkaOffsets:
         return dict(self._loaded)
 
     def sign(self, by: Committer) -> None:
-        """Commit once more what was loaded, so that a driver that begins later finds this run."""
+        """Commit once more what was loaded, so that a driver that begins later finds this run.
+
+        Raises :class:`CheckpointError` if another run, or ``acker offsets``, has committed since.
+        """
+        self._open_commits.emits_once = self.waits and not by.retries
+        self._check_runs(self._loaded, is_start=True)
         self._commit(self._loaded)
         self._loaded = {}
 
@@ -140,11 +145,12 @@ class KafkaOffsets:
             changed |= {name: committed[name] for name in self._check_runs(committed)}
         self._commit(changed)
 
-    def _check_runs(self, partitions: Iterable[str]) -> list[str]:
+    def _check_runs(self, partitions: Iterable[str], *, is_start: bool = False) -> list[str]:
         """Return the partitions that a later run has committed. Raises ``CheckpointError`` for an earlier run."""
         try:
             limit_s = None if self.waits else CHECK_S
-            return [at.name for at in self._open_commits.check_runs(map(At.named, partitions), limit_s)]
+            found = self._open_commits.check_runs(map(At.named, partitions), limit_s, is_start=is_start)
+            return [at.name for at in found]
         except CheckpointError:
             raise
         except SourceError as error:
