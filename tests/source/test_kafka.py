@@ -506,6 +506,48 @@ def test_a_topic_with_another_id_than_in_the_checkpoint_is_refused_even_if_it_is
         input_.plan(1, 1)
 
 
+@pytest.mark.parametrize("checkpoint", [None, "kafka"])
+def test_a_topic_that_was_created_again_while_it_was_read_is_refused_by_later_starts(
+    kafka: MockKafka, monkeypatch: pytest.MonkeyPatch, checkpoint: Any
+) -> None:
+    topic, now = kafka.new_topic(9), [0.0]
+    source = Kafka(
+        topic, bootstrap_servers=kafka.servers, name="orders", group_id=topic, refresh_s=1.0, checkpoint=checkpoint
+    )
+    store: Any = source.options.checkpoint
+    monkeypatch.setattr(Named, "ids", {topic: "first"})
+
+    @contextlib.contextmanager
+    def run_of_two_records() -> Iterator[KafkaInput]:
+        input_ = KafkaInput(source.kafka, broker=Named, clock=lambda: now[0])
+        with contextlib.ExitStack() as undo:
+            if store is not None:
+                store.open("orders", "kafka")
+                undo.callback(store.close)
+                input_.set_checkpoint(store)
+            undo.callback(input_.close)
+            driven = Driven(input_, {} if store is None else store.load())
+            driven.finish(driven.plan(2))
+            if store is not None:
+                store.save(driven.committed())
+            driven.committed()
+            yield input_
+
+    with run_of_two_records():
+        """It ends in order."""
+    refused = "was deleted and created again: it had the id first, and has second now"
+    with run_of_two_records() as input_:
+        # The topic is created again, and has more records than were read.
+        monkeypatch.setattr(Named, "ids", {topic: "second"})
+        now[0] += 10.0
+        with pytest.raises(InputChanged, match=refused):
+            input_.plan(1, 1)
+    assert kafka.committed(topic, topic)[0][0] == 4
+    for _ in range(2):
+        with pytest.raises(InputChanged, match=refused), run_of_two_records():
+            """Nothing is read."""
+
+
 def test_the_error_for_a_deleted_topic_names_the_topic(kafka: MockKafka) -> None:
     broker = Broker(KafkaConnection.of(kafka.servers, "orders", None, 0.3))
     with pytest.raises(SourceError, match="topic 'no-such-one'"):

@@ -114,12 +114,13 @@ class Commits:
         bytes_max: int = METADATA_BYTES_MAX,
         *,
         is_over: bool = False,
+        topic_id: str = "",
     ) -> CommittedOffset:
         """Return the commit that says how far a partition is ``done``, with as many ranges as fit. ``is_over``: this
-        run ends with it."""
+        run ends with it. ``topic_id``: "" if unknown."""
         # Before the first commit, because a start must know its own commits after a crash at any point.
         checkpoint = self._draw_identity()
-        metadata = CommitMetadata(self._source, committer(), done, answered, checkpoint, self._run, is_over)
+        metadata = CommitMetadata(self._source, committer(), done, answered, checkpoint, self._run, is_over, topic_id)
         self._has_committed = True
         return CommittedOffset(done.prefix, metadata.to_text(bytes_max))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -515,10 +515,13 @@ class KafkaInput:
         for at in committed:
             if at not in there and at not in self._unlisted_since_s:
                 self._refuse_gone(at, committed[at].done.prefix)
-        self._compare_topic_ids({at: committed[at] for at in wanted})
-        low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
         topics = {at.topic for at in wanted}
         commits = self._own_commits.load(sorted(at for at in there if at.topic in topics), is_new=self._is_new)
+        saved = [(at.topic, committed[at].mark.get("topic_id")) for at in wanted]
+        self._compare_topic_ids(
+            topics, [*saved, *((at.topic, each.own.topic_id) for at, each in commits.items() if each.own is not None)]
+        )
+        low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
         own = {at for at, each in commits.items() if each.own is not None}
         known = {at.topic for at in own} | {at.topic for at, each in committed.items() if each.done.prefix}
         firsts = self._range.firsts([at for at in wanted if not self._is_added(at, known)], low, high)
@@ -542,17 +545,16 @@ class KafkaInput:
         self._logs = dict(sorted(self._logs.items()))
         self._commit_now(chosen_now)
 
-    def _compare_topic_ids(self, committed: Mapping[At, Committed]) -> None:
-        """Refuse a topic that has another id than in the checkpoint. Without an answer, later plans compare the ids."""
-        for at, each in committed.items():
-            saved = each.mark.get("topic_id")
-            if isinstance(saved, str) and self._topic_ids.setdefault(at.topic, saved) != saved:
+    def _compare_topic_ids(self, topics: set[str], saved_ids: Iterable[tuple[str, object]]) -> None:
+        """Refuse a topic that has another id than in the checkpoint or the commits. Without an answer, later plans
+        compare the ids."""
+        for topic, saved in saved_ids:
+            if isinstance(saved, str) and saved and self._topic_ids.setdefault(topic, saved) != saved:
                 raise InputChanged(
-                    f"the checkpoint of topic {at.topic!r} has two ids of it ({self._topic_ids[at.topic]} and {saved}):"
+                    f"the checkpoint of topic {topic!r} has two ids of it ({self._topic_ids[topic]} and {saved}):"
                     " the topic was deleted and created again while it was read; give another source name and group_id,"
                     " and no old checkpoint"
                 )
-        topics = {at.topic for at in committed}
         # Waits only if an id is known: brokers without ids would never answer with one.
         self._check_topic_ids(topics, TOPIC_IDS_S if topics & self._topic_ids.keys() else 0.0)
 
@@ -605,7 +607,8 @@ class KafkaInput:
             if self._was_committed(done, self._connected.confirm(PLAN_S)) and isinstance(
                 self._checkpoint, KafkaOffsets
             ):
-                self._checkpoint.note_begun({at.name: each for at, each in done.items()})
+                begun = {at.name: Committed(each, self.mark(at.name, each)) for at, each in done.items()}
+                self._checkpoint.note_begun(begun)
 
     def _commit_pending(self) -> None:
         if self.options.commits and self._pending:
@@ -642,8 +645,12 @@ class KafkaInput:
     def _commit(self, done: Mapping[At, Ranges], *, is_over: bool = False) -> None:
         """Begin to commit."""
         prefixes = {at: Ranges.below(each.prefix) for at, each in done.items()}
+        ids = self._topic_ids
         self._connected.commit(
-            {at: self._own_commits.commit_of(each, is_over=is_over) for at, each in prefixes.items()}
+            {
+                at: self._own_commits.commit_of(each, is_over=is_over, topic_id=ids.get(at.topic, ""))
+                for at, each in prefixes.items()
+            }
         )
 
     def _was_committed(self, done: Mapping[At, Ranges], why_not: str) -> bool:

@@ -17,7 +17,6 @@ from acker_client.source.kafka.connection import Unreachable
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
 from acker_client.source.records.input import Committed
-from acker_client.source.records.ranges import Ranges
 from acker_client.source.records.stores import Committer
 
 log = logging.getLogger("acker_client.source.kafka")
@@ -130,9 +129,9 @@ class KafkaOffsets:
         self._commit(self._loaded)
         self._loaded = {}
 
-    def note_begun(self, done: Mapping[str, Ranges]) -> None:
+    def note_begun(self, committed: Mapping[str, Committed]) -> None:
         """Note what the input has committed for partitions that it begins."""
-        self._kept = {name: Committed(each) for name, each in done.items()} | self._kept
+        self._kept = dict(committed) | self._kept
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
         # The group, not the order of runs, decides who owns a partition.
@@ -140,7 +139,7 @@ class KafkaOffsets:
         return self._load([At.named(partition) for partition in partitions])
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        changed = {name: each for name, each in committed.items() if not self._is_saved(name, each.done)}
+        changed = {name: each for name, each in committed.items() if not self._is_saved(name, each)}
         if changed and not self._is_shared:
             changed |= {name: committed[name] for name in self._check_runs(committed)}
         self._commit(changed)
@@ -177,8 +176,9 @@ class KafkaOffsets:
             raise self._not_saved(why)
         self._kept |= committed
 
-    def _is_saved(self, name: str, done: Ranges) -> bool:
-        return name in self._kept and self._kept[name].done == done
+    def _is_saved(self, name: str, committed: Committed) -> bool:
+        kept = self._kept.get(name)
+        return kept is not None and kept.done == committed.done and _topic_id(kept) == _topic_id(committed)
 
     def _try_commit(self, committed: Mapping[str, Committed]) -> str:
         """Commit and wait. Returns why it could not be committed, or ""."""
@@ -193,7 +193,9 @@ class KafkaOffsets:
         except SourceError as error:
             raise CheckpointError(f"{self} cannot be read: {error}") from None
         loaded = {
-            at.name: Committed(commit.own.done, answered=commit.own.answered)
+            at.name: Committed(
+                commit.own.done, {"topic_id": commit.own.topic_id} if commit.own.topic_id else {}, commit.own.answered
+            )
             for at, commit in commits.items()
             if commit.own is not None
         }
@@ -202,7 +204,9 @@ class KafkaOffsets:
 
     def _commit_of(self, committed: Committed, *, is_over: bool = False) -> CommittedOffset:
         done = committed.done
-        commit = self._open_commits.commit_of(done, committed.answered, self.metadata_bytes_max, is_over=is_over)
+        commit = self._open_commits.commit_of(
+            done, committed.answered, self.metadata_bytes_max, is_over=is_over, topic_id=_topic_id(committed)
+        )
         written = CommitMetadata.from_text(commit.metadata, done.prefix)
         is_cut = written is None or written.done.holes < done.holes
         if is_cut and not self._is_cut:
@@ -227,3 +231,7 @@ class KafkaOffsets:
         if self._commits is None:
             raise CheckpointError(f"{self} are not open")
         return self._commits
+
+
+def _topic_id(committed: Committed) -> str:
+    return str(committed.mark.get("topic_id") or "")
