@@ -19,7 +19,8 @@ from acker_client.source import CheckpointError, Kafka, Ranges
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
 from acker_client.source.kafka.broker import Broker, CommittedOffset
 from acker_client.source.kafka.commits import Commits
-from acker_client.source.kafka.input import KafkaInput
+from acker_client.source.kafka.connection import Unreachable
+from acker_client.source.kafka.input import RENEW_AGAIN_S, RENEW_S, KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection
 from acker_client.source.kafka.offset_metadata import MOVED, CommitMetadata, RunId
 from acker_client.source.records.input import Committed
@@ -508,6 +509,79 @@ def test_a_checkpoint_in_kafka_waits_for_its_commits_unless_nothing_is_guarantee
             store.close()
             if not waits:
                 assert kafka.committed(f"{topic}-{guarantee}", topic)[0][0] == 4
+
+
+# -- commits that brokers would drop
+
+
+def renewing(two: Jobs, checkpoint: str | None, now: list[float]) -> tuple[Any, Any]:
+    """Return a started input that has read three records, and its store."""
+    job = two.job(checkpoint, stop=None)
+    store: Any = job.options.checkpoint
+    input_: Any = KafkaInput(job.kafka, clock=lambda: now[0])
+    committed: dict[str, Committed] = {}
+    if store is not None:
+        store.open("orders", "kafka")
+        input_.set_checkpoint(store)
+        committed = store.load()
+    input_.start(committed)
+    input_.plan(3, 1)
+    input_.advance(f"{two.topic}/0", Ranges.below(3))
+    if store is not None:
+        store.save({f"{two.topic}/0": Committed(Ranges.below(3))})
+    input_.plan(0, 1)
+    return input_, store
+
+
+@pytest.mark.parametrize("checkpoint", [None, "kafka"])
+def test_what_is_committed_is_committed_again_each_hour_because_brokers_drop_old_commits(
+    jobs: Callable[[int], Jobs], checkpoint: str | None
+) -> None:
+    two, now = jobs(3), [0.0]
+    input_, store = renewing(two, checkpoint, now)
+    committed = {at: offset for at, (offset, _) in two.kafka.committed(two.topic, two.topic).items()}
+    assert committed == {0: 3, 1: 0, 2: 0, 3: 0}
+    for hours in (1, 2):
+        # As if they had expired.
+        two.kafka.commit(two.topic, two.topic, [(number, 0) for number in range(4)])
+        now[0] = hours * RENEW_S - 0.5
+        input_.plan(1, 1)
+        assert two.kafka.committed(two.topic, two.topic)[0] == (0, "")
+        now[0] = hours * RENEW_S + 0.5
+        input_.plan(1, 1)
+        found = two.kafka.committed(two.topic, two.topic)
+        assert {at: offset for at, (offset, _) in found.items()} == committed
+        assert all(json.loads(metadata)["source"] == "orders" for _, metadata in found.values())
+    input_.close()
+    if store is not None:
+        store.close()
+
+
+def test_a_commit_in_kafka_that_cannot_be_renewed_is_tried_again_and_stops_nothing(jobs: Callable[[int], Jobs]) -> None:
+    two, now = jobs(3), [0.0]
+    input_, store = renewing(two, "kafka", now)
+    two.kafka.commit(two.topic, two.topic, [(0, 0)])
+    two.kafka.write(two.topic, 0, [b"new"])
+    broker = store._broker
+    confirm, committed = broker.confirm, broker.committed
+
+    def away(*_: object) -> Any:
+        raise Unreachable("no broker")
+
+    now[0], broker.committed = RENEW_S, away
+    assert len(input_.plan(1, 1).parts) == 1
+    broker.committed, broker.confirm = committed, lambda timeout_s: "no answer"
+    broker.commit, commit = lambda offsets: None, broker.commit
+    now[0] += RENEW_AGAIN_S
+    assert input_.plan(1, 1).parts == []
+    assert two.offset() == 0
+    broker.commit, broker.confirm = commit, confirm
+    now[0] += RENEW_AGAIN_S
+    assert input_.plan(1, 1).parts == []
+    assert two.offset() == 3
+    assert confirm(0.0) == ""
+    input_.close()
+    store.close()
 
 
 # -- between a start and its first commit

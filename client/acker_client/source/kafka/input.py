@@ -63,6 +63,9 @@ ANSWER_S = 1.0
 REGISTRY_ANSWER_S = 10.0
 # A log line names this many partitions without a leader.
 AWAY_SHOWN = 5
+# Brokers drop offsets that were not committed for some time (offsets.retention.minutes, by default a week), also those
+# of a driver that runs. So all are committed again after this time; and after the second one if that failed.
+RENEW_S, RENEW_AGAIN_S = 3600.0, 60.0
 # How long the end of a run waits for its last commit.
 CLOSE_S = 10.0
 
@@ -133,6 +136,8 @@ class KafkaInput:
         self._turn = 0
         self._refresh_due_s = 0.0
         self._pending: dict[At, Ranges] = {}
+        # When all offsets are committed again, also unchanged ones.
+        self._renew_due_s = float("inf")
         # Deleted partitions that no plan has told of yet.
         self._deleted: list[At] = []
         # Partitions whose keys could not be read. The outage lasts as long as there is one.
@@ -153,7 +158,7 @@ class KafkaInput:
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
         self._topic_ids, self._unadmitted, self._deleted, self._is_new = {}, {}, [], not committed
-        self._keyless = set()
+        self._keyless, self._renew_due_s = set(), self._clock() + RENEW_S
         if self.options.decoding is not None:
             # Made here too, so that a schema that cannot be read is an error at the start.
             decoder_of(self.options.decoding).registry.check(self.options.decoding.registry.timeout_s)
@@ -217,6 +222,7 @@ class KafkaInput:
 
     def plan(self, records_max: int, tasks: int) -> Plan[KafkaPart]:
         try:
+            self._renew_commits()
             self._commit_pending()
             self._update_logs()
         except (CheckpointError, InputChanged):
@@ -622,6 +628,19 @@ class KafkaInput:
                 return
         self._pending = {}
         self._connected.serve()
+
+    def _renew_commits(self) -> None:
+        """Commit all offsets again if that is due. In a group ZooKeeper has the progress."""
+        now_s = self._clock()
+        if now_s < self._renew_due_s or self._is_shared:
+            return
+        self._renew_due_s = now_s + RENEW_S
+        if self.options.commits:
+            self._pending = {at: each.done for at, each in self._logs.items()} | self._pending
+        elif isinstance(self._checkpoint, KafkaOffsets):
+            marks = {at.name: self.mark(at.name, each.done) for at, each in self._logs.items()}
+            if not self._checkpoint.renew(marks, PLAN_S):
+                self._renew_due_s = now_s + RENEW_AGAIN_S
 
     def _commit_end(self) -> None:
         """Commit once more what is done, with the note that this run is over. In a group another source may have the

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from acker_client.source.errors import CheckpointError, SourceError
@@ -16,7 +17,7 @@ from acker_client.source.kafka.commits import IN_KAFKA, Commits
 from acker_client.source.kafka.connection import Unreachable
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
-from acker_client.source.records.input import Committed
+from acker_client.source.records.input import Committed, Mark
 from acker_client.source.records.stores import Committer
 
 log = logging.getLogger("acker_client.source.kafka")
@@ -143,6 +144,27 @@ class KafkaOffsets:
         if changed and not self._is_shared:
             changed |= {name: committed[name] for name in self._check_runs(committed)}
         self._commit(changed)
+
+    def renew(self, marks: Mapping[str, Mark], timeout_s: float) -> bool:
+        """Commit once more what was saved of some partitions, each with its mark. Returns whether that succeeded.
+
+        Raises :class:`CheckpointError` if another run goes on instead.
+        """
+        kept = {name: replace(self._kept[name], mark=mark) for name, mark in marks.items() if name in self._kept}
+        try:
+            self._open_commits.check_runs(map(At.named, kept), timeout_s)
+            self._open_broker.commit({At.named(name): self._commit_of(each) for name, each in kept.items()})
+            is_renewed = not self._open_broker.confirm(timeout_s)
+        except CheckpointError:
+            raise
+        except SourceError:
+            is_renewed = False
+        if is_renewed:
+            self._kept |= kept
+        else:
+            # Otherwise the next save would wait for them.
+            self._open_broker.forget_commits(map(At.named, kept))
+        return is_renewed
 
     def _check_runs(self, partitions: Iterable[str], *, is_start: bool = False) -> list[str]:
         """Return the partitions that a later run has committed. Raises ``CheckpointError`` for an earlier run."""
