@@ -47,6 +47,7 @@ from acker_client.source.records.stores import SharedCheckpointStore
 from acker_client.source.waiting import Reminder
 from tests.source.driven import Driven, read_elsewhere
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
+from tests.source.groups import Group, Membership
 from tests.source.kafka_broker import MockKafka
 from tests.source.logs import MemoryCheckpoint
 
@@ -1049,6 +1050,10 @@ def test_a_deleted_partition_is_revoked_also_by_a_plan_that_fails_and_its_commit
             "acks_upstream=True with track: the other job's",
         ),
         ({"topics": "a", "ordered_by": "key", "track": "offset > 5"}, "ordered_by='key' with track: an untracked"),
+        *(
+            ({"topics": "a", "group": Membership(Group(), "x"), "checkpoint": checkpoint}, "give ZooKeeperOffsets\\(gr")
+            for checkpoint in ("kafka", KafkaOffsets("a", bootstrap_servers="x", group_id="x"))
+        ),
         ({"topics": "a", "config": {"group.id": "x"}}, "config: group.id is the source's own: give it as group_id"),
         ({"topics": "a", "config": {"auto.offset.reset": "x"}}, "auto.offset.reset is the source's own: give first_"),
         ({"topics": "a", "config": {"oauth_cb": print}}, "config: oauth_cb is a builtin_function_or_method: give text"),

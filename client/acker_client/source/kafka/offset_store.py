@@ -34,7 +34,8 @@ class KafkaOffsets:
     ``topics`` or ``pattern``.
 
     ``metadata_bytes_max``: must be less than the brokers' ``offset.metadata.max.bytes``. Kafka has no locks: a second
-    run of the same source stops when it first commits after a commit of the first run.
+    run of the same source stops when it first commits after a commit of the first run. ``Kafka`` refuses this store
+    with a ``group``, because Kafka accepts the commits of a source that has lost a partition.
     """
 
     def __init__(
