@@ -16,27 +16,39 @@ class OwnNodes:
 
     def __init__(self, nodes: Nodes, server: Registered) -> None:
         self._nodes, self._server = nodes, server
+        # The zxid of the node in ids whose registration was completed.
+        self._claimed_zxid: int | None = None
 
     def claim_id(self) -> None:
-        """Create this server's node in ids if it is missing. Raises :class:`Rival` if its id or address is taken."""
+        """Create this server's node in ids if it is missing. Raises :class:`Rival` if its id or address is taken.
+
+        If ZooKeeper fails before the last step, the next call completes the registration.
+        """
         found = self._nodes.find(self._path("ids"))
-        if found is not None and self._is_own(found[0]):
-            if found[1].ephemeralOwner == self._nodes.session:
-                return
-            # The node belongs to an earlier session of this process.
-            self._nodes.delete(self._path("ids"))
-        self._check_rivals()
-        self._nodes.create(self._path("ids"), self._server.dump(), ephemeral=True)
+        is_own = found is not None and self._is_own(found[0])
+        if found is None or not is_own or found[1].ephemeralOwner != self._nodes.session:
+            if is_own:
+                # The node belongs to an earlier session of this process.
+                self._nodes.delete(self._path("ids"))
+            self._check_rivals()
+            # An ensemble that has lost its data may give the same zxid again.
+            self._claimed_zxid = None
+            self._nodes.create(self._path("ids"), self._server.dump(), ephemeral=True)
+            found = self._nodes.get(self._path("ids"))
+        zxid = found[1].czxid
+        if zxid == self._claimed_zxid:
+            return
         try:
             # Two servers that register at once may have missed each other. The first server has the lower zxid and
             # stays.
-            self._check_rivals(before=self._nodes.get(self._path("ids"))[1].czxid)
+            self._check_rivals(before=zxid)
         except Rival:
             self._nodes.delete(self._path("ids"))
             raise
         self._nodes.delete(self._path("away"))
         # Each registration gives this server's node in known a new version: see ``Registry._forget``.
         self.write_known()
+        self._claimed_zxid = zxid
 
     def _check_rivals(self, before: float = float("inf")) -> None:
         """Raise :class:`Rival` if another server has this server's id or address.

@@ -64,6 +64,18 @@ def test_an_identity_is_drawn_once_and_stays_with_what_the_file_held_before(chec
     assert other.draw_identity() not in ("", drawn)
 
 
+def test_an_identity_that_could_not_be_written_is_not_given_to_anything_else(checkpoint: CheckpointFile) -> None:
+    checkpoint.save(at(1))
+    draft = full(checkpoint.path.with_name(checkpoint.path.name + ".new"))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="No space left"):
+            checkpoint.draw_identity()
+        assert checkpoint.identity() == ""
+    draft.unlink()
+    drawn = checkpoint.draw_identity()
+    assert json.loads(checkpoint.path.read_text())["identity"] == drawn
+
+
 def test_a_checkpoint_without_done_positions_is_refused(checkpoint: CheckpointFile) -> None:
     wrong: list[Any] = [[{"partition": "a", "done": [1, 2], "mark": {}}], [{}], "no"]
     for partitions in wrong:

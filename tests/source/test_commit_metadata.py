@@ -46,6 +46,19 @@ def test_checkpoint_and_run_are_read_back_and_other_content_counts_as_none(
         assert (read.checkpoint, read.run) == ("", UNKNOWN_RUN)
 
 
+@given(st.text(st.characters(codec="ascii"), min_size=1, max_size=30))
+def test_the_id_of_a_topic_is_read_back_and_other_content_counts_as_none(topic_id: str) -> None:
+    text = CommitMetadata("orders", "h:1", Ranges.below(5), topic_id=topic_id).to_text(4096)
+    read = CommitMetadata.from_text(text, 5)
+    assert read is not None
+    assert read.topic_id == topic_id
+    others: list[object] = [5, ["a"], None]
+    for wrong in others:
+        read = CommitMetadata.from_text(json.dumps({**json.loads(text), "topic_id": wrong}), 5)
+        assert read is not None
+        assert read.topic_id == ""
+
+
 @given(RUNS, st.integers(0, 10**6))
 def test_damaged_or_moved_metadata_counts_as_foreign(runs: list[int], where: int) -> None:
     done = Ranges.from_runs(runs)

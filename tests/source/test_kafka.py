@@ -47,6 +47,7 @@ from acker_client.source.records.stores import SharedCheckpointStore
 from acker_client.source.waiting import Reminder
 from tests.source.driven import Driven, read_elsewhere
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
+from tests.source.groups import Group, Membership
 from tests.source.kafka_broker import MockKafka
 from tests.source.logs import MemoryCheckpoint
 
@@ -506,6 +507,48 @@ def test_a_topic_with_another_id_than_in_the_checkpoint_is_refused_even_if_it_is
         input_.plan(1, 1)
 
 
+@pytest.mark.parametrize("checkpoint", [None, "kafka"])
+def test_a_topic_that_was_created_again_while_it_was_read_is_refused_by_later_starts(
+    kafka: MockKafka, monkeypatch: pytest.MonkeyPatch, checkpoint: Any
+) -> None:
+    topic, now = kafka.new_topic(9), [0.0]
+    source = Kafka(
+        topic, bootstrap_servers=kafka.servers, name="orders", group_id=topic, refresh_s=1.0, checkpoint=checkpoint
+    )
+    store: Any = source.options.checkpoint
+    monkeypatch.setattr(Named, "ids", {topic: "first"})
+
+    @contextlib.contextmanager
+    def run_of_two_records() -> Iterator[KafkaInput]:
+        input_ = KafkaInput(source.kafka, broker=Named, clock=lambda: now[0])
+        with contextlib.ExitStack() as undo:
+            if store is not None:
+                store.open("orders", "kafka")
+                undo.callback(store.close)
+                input_.set_checkpoint(store)
+            undo.callback(input_.close)
+            driven = Driven(input_, {} if store is None else store.load())
+            driven.finish(driven.plan(2))
+            if store is not None:
+                store.save(driven.committed())
+            driven.committed()
+            yield input_
+
+    with run_of_two_records():
+        """It ends in order."""
+    refused = "was deleted and created again: it had the id first, and has second now"
+    with run_of_two_records() as input_:
+        # The topic is created again, and has more records than were read.
+        monkeypatch.setattr(Named, "ids", {topic: "second"})
+        now[0] += 10.0
+        with pytest.raises(InputChanged, match=refused):
+            input_.plan(1, 1)
+    assert kafka.committed(topic, topic)[0][0] == 4
+    for _ in range(2):
+        with pytest.raises(InputChanged, match=refused), run_of_two_records():
+            """Nothing is read."""
+
+
 def test_the_error_for_a_deleted_topic_names_the_topic(kafka: MockKafka) -> None:
     broker = Broker(KafkaConnection.of(kafka.servers, "orders", None, 0.3))
     with pytest.raises(SourceError, match="topic 'no-such-one'"):
@@ -906,6 +949,39 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
     again.start({f"{topic}/0": Committed(Ranges.below(3))})
 
 
+def test_a_member_of_a_group_keeps_a_partition_that_is_not_listed_for_a_moment(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, topic = [0.0], kafka.new_topic(5, prefix="shared")
+    given: dict[str, Any] = {"pattern": "shared-.*", "name": "orders", "timeout_s": 10.0, "refresh_s": 1.0}
+    input_ = KafkaInput(Kafka(bootstrap_servers=kafka.servers, **given).kafka, broker=Restarting, clock=lambda: now[0])
+    opened.append(input_)
+    all_of_it = [f"{topic}/{number}" for number in range(4)]
+    input_.start({})
+    input_.assign({})
+    assert input_.partitions() == all_of_it
+    for now_s, is_forgetful in ((3.0, True), (12.0, True), (14.5, False), (17.0, True), (26.5, True)):
+        now[0] = now_s
+        monkeypatch.setattr(Restarting, "is_forgetful", is_forgetful)
+        assert input_.partitions() == all_of_it
+    # A partition that is assigned meanwhile is read as soon as it is listed again.
+    input_.assign({f"{topic}/0": Committed(Ranges.below(2))})
+    assert input_.plan(10, 1).parts == []
+    monkeypatch.setattr(Restarting, "is_forgetful", False)
+    assert planned(input_) == [(0, 2, 5)]
+    assert input_.partitions() == all_of_it
+    monkeypatch.setattr(Restarting, "is_forgetful", True)
+    for now_s, known in ((30.0, all_of_it), (39.5, all_of_it), (40.0, [])):
+        now[0] = now_s
+        assert "LOST" not in caplog.text
+        assert input_.partitions() == known
+    assert [line for line in caplog.messages if "LOST" in line] == [
+        f"LOST: {topic}/0 was deleted; what was not done of it is gone"
+    ]
+    input_.assign({f"{topic}/1": Committed(Ranges.below(2))})
+    assert f"LOST: {topic}/1 was deleted" in caplog.text
+
+
 class Failing(Broker):
     """A broker that confirms no commit, and while ``fails`` tells no offset."""
 
@@ -974,6 +1050,10 @@ def test_a_deleted_partition_is_revoked_also_by_a_plan_that_fails_and_its_commit
             "acks_upstream=True with track: the other job's",
         ),
         ({"topics": "a", "ordered_by": "key", "track": "offset > 5"}, "ordered_by='key' with track: an untracked"),
+        *(
+            ({"topics": "a", "group": Membership(Group(), "x"), "checkpoint": checkpoint}, "give ZooKeeperOffsets\\(gr")
+            for checkpoint in ("kafka", KafkaOffsets("a", bootstrap_servers="x", group_id="x"))
+        ),
         ({"topics": "a", "config": {"group.id": "x"}}, "config: group.id is the source's own: give it as group_id"),
         ({"topics": "a", "config": {"auto.offset.reset": "x"}}, "auto.offset.reset is the source's own: give first_"),
         ({"topics": "a", "config": {"oauth_cb": print}}, "config: oauth_cb is a builtin_function_or_method: give text"),

@@ -19,10 +19,12 @@ from acker_client.source import CheckpointError, Kafka, Ranges
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
 from acker_client.source.kafka.broker import Broker, CommittedOffset
 from acker_client.source.kafka.commits import Commits
-from acker_client.source.kafka.input import KafkaInput
+from acker_client.source.kafka.connection import Unreachable
+from acker_client.source.kafka.input import RENEW_AGAIN_S, RENEW_S, KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection
-from acker_client.source.kafka.offset_metadata import CommitMetadata
+from acker_client.source.kafka.offset_metadata import MOVED, CommitMetadata, RunId
 from acker_client.source.records.input import Committed
+from acker_client.source.records.stores import Committer
 from tests.source.executors import NO_SPARK, Cluster, frame_of, save_all
 from tests.source.kafka_broker import MockKafka
 from tests.source.logs import MemoryCheckpoint
@@ -365,6 +367,41 @@ def test_of_two_new_jobs_that_begin_together_one_goes_on_and_can_be_started_agai
         Driver(broker, "0d", two)
 
 
+def test_an_earlier_driver_with_at_most_once_emits_nothing_that_a_later_one_has_emitted(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(40)
+    options: dict[str, Any] = {"batch_records": 5, "guarantee": "at_most_once"}
+    first, second = (two.job("kafka", **options).batches(NO_SPARK) for _ in range(2))
+    read: list[bytes] = []
+
+    def step(batches: Any) -> None:
+        batch = next(batches)
+        read.extend(row.value for row in frame_of(batch).rows())
+        save_all(batch)
+        batch.done()
+
+    step(first)
+    # The first one is paused meanwhile.
+    for _ in range(3):
+        step(second)
+    with pytest.raises(CheckpointError, match=r"began after this one.*at_most_once.*may have been emitted"):
+        step(first)
+    deque(map(step, itertools.repeat(second, 4)))
+    assert sorted(read) == sorted(set(read)) == sorted(b"0.%d" % k for k in range(40))
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_without_retries_any_new_commit_of_another_driver_stops_a_driver(is_over: bool) -> None:
+    broker = MemoryBroker()
+    first, second = Driver(broker, "0a"), Driver(broker, "0b")
+    first.commits.emits_once = True
+    first.write(PLACES)
+    broker.kept |= {PLACES[1]: second.commits.commit_of(Ranges.below(7), is_over=is_over)}
+    first.read()
+    assert first.is_stopped
+
+
 # -- who waits for a commit
 
 
@@ -472,6 +509,106 @@ def test_a_checkpoint_in_kafka_waits_for_its_commits_unless_nothing_is_guarantee
             store.close()
             if not waits:
                 assert kafka.committed(f"{topic}-{guarantee}", topic)[0][0] == 4
+
+
+# -- commits that brokers would drop
+
+
+def renewing(two: Jobs, checkpoint: str | None, now: list[float]) -> tuple[Any, Any]:
+    """Return a started input that has read three records, and its store."""
+    job = two.job(checkpoint, stop=None)
+    store: Any = job.options.checkpoint
+    input_: Any = KafkaInput(job.kafka, clock=lambda: now[0])
+    committed: dict[str, Committed] = {}
+    if store is not None:
+        store.open("orders", "kafka")
+        input_.set_checkpoint(store)
+        committed = store.load()
+    input_.start(committed)
+    input_.plan(3, 1)
+    input_.advance(f"{two.topic}/0", Ranges.below(3))
+    if store is not None:
+        store.save({f"{two.topic}/0": Committed(Ranges.below(3))})
+    input_.plan(0, 1)
+    return input_, store
+
+
+@pytest.mark.parametrize("checkpoint", [None, "kafka"])
+def test_what_is_committed_is_committed_again_each_hour_because_brokers_drop_old_commits(
+    jobs: Callable[[int], Jobs], checkpoint: str | None
+) -> None:
+    two, now = jobs(3), [0.0]
+    input_, store = renewing(two, checkpoint, now)
+    committed = {at: offset for at, (offset, _) in two.kafka.committed(two.topic, two.topic).items()}
+    assert committed == {0: 3, 1: 0, 2: 0, 3: 0}
+    for hours in (1, 2):
+        # As if they had expired.
+        two.kafka.commit(two.topic, two.topic, [(number, 0) for number in range(4)])
+        now[0] = hours * RENEW_S - 0.5
+        input_.plan(1, 1)
+        assert two.kafka.committed(two.topic, two.topic)[0] == (0, "")
+        now[0] = hours * RENEW_S + 0.5
+        input_.plan(1, 1)
+        found = two.kafka.committed(two.topic, two.topic)
+        assert {at: offset for at, (offset, _) in found.items()} == committed
+        assert all(json.loads(metadata)["source"] == "orders" for _, metadata in found.values())
+    input_.close()
+    if store is not None:
+        store.close()
+
+
+def test_a_commit_in_kafka_that_cannot_be_renewed_is_tried_again_and_stops_nothing(jobs: Callable[[int], Jobs]) -> None:
+    two, now = jobs(3), [0.0]
+    input_, store = renewing(two, "kafka", now)
+    two.kafka.commit(two.topic, two.topic, [(0, 0)])
+    two.kafka.write(two.topic, 0, [b"new"])
+    broker = store._broker
+    confirm, committed = broker.confirm, broker.committed
+
+    def away(*_: object) -> Any:
+        raise Unreachable("no broker")
+
+    now[0], broker.committed = RENEW_S, away
+    assert len(input_.plan(1, 1).parts) == 1
+    broker.committed, broker.confirm = committed, lambda timeout_s: "no answer"
+    broker.commit, commit = lambda offsets: None, broker.commit
+    now[0] += RENEW_AGAIN_S
+    assert input_.plan(1, 1).parts == []
+    assert two.offset() == 0
+    broker.commit, broker.confirm = commit, confirm
+    now[0] += RENEW_AGAIN_S
+    assert input_.plan(1, 1).parts == []
+    assert two.offset() == 3
+    assert confirm(0.0) == ""
+    input_.close()
+    store.close()
+
+
+# -- between a start and its first commit
+
+
+def test_a_start_does_not_undo_what_was_committed_after_it_had_read_the_commits(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(20)
+    one_batch(two.job("kafka", batch_records=5))
+    moved, ended, later = RunId(MOVED, "ab"), RunId(1, "0"), RunId(9, "0")
+    for offset, run, says in (
+        (2, moved, "by `acker offsets`"),
+        (9, ended, "start it again"),
+        (7, later, "start it again"),
+    ):
+        text = CommitMetadata(
+            "orders", "h:1", Ranges.below(offset), checkpoint="kafka", run=run, is_over=run != later
+        ).to_text(4096)
+        store: Any = two.job("kafka").options.checkpoint
+        store.open("orders", "kafka")
+        store.load()
+        two.kafka.commit(two.topic, two.topic, [(0, offset)], text)
+        with pytest.raises(CheckpointError, match=says):
+            store.sign(Committer("orders", 7, "host", 1))
+        store.close()
+        assert two.kafka.committed(two.topic, two.topic)[0] == (offset, text)
 
 
 # -- the end of a run

@@ -349,6 +349,56 @@ def test_latest_does_not_lose_records_that_came_while_its_iterator_expired(twin:
     assert following.data(following.drain()) == ["a"]
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_latest_reads_after_a_restart_what_came_meanwhile_to_a_shard_that_had_no_record(
+    twin: TwinKinesis, is_split: bool
+) -> None:
+    twin.put(0, "old")
+    twin.time.sleep(10.0)
+    following = Following(twin, reading=StreamReading(LATEST))
+    following.drain()
+    twin.put(1, "a")
+    following.finish(following.drain())
+    committed = following.committed()
+    twin.put(0, "b")
+    if is_split:
+        twin.split(0)
+        twin.put(2, "c")
+    assert Following(twin, committed, StreamReading(LATEST, is_to_end=True)).work_off() == ["b", "c"][: 1 + is_split]
+
+
+def test_latest_keeps_its_first_start_over_several_restarts(twin: TwinKinesis) -> None:
+    twin.put(0, "old")
+    twin.time.sleep(10.0)
+    following = Following(twin, reading=StreamReading(LATEST))
+    following.drain()
+    twin.put(0, "a")
+    for each in ("b", "c"):
+        twin.put(1, each)
+        # Of shard 0 nothing is done.
+        following.finish([record for record in following.drain() if following.data([record]) != ["a"]])
+        committed = {shard: each for shard, each in following.committed().items() if shard != "shardId-000000000000"}
+        twin.time.sleep(10.0)
+        following = Following(twin, committed, StreamReading(LATEST))
+    assert following.data(following.drain()) == ["a"]
+
+
+def test_latest_goes_on_as_before_with_a_checkpoint_that_does_not_say_when_the_source_first_started(
+    twin: TwinKinesis,
+) -> None:
+    following = Following(twin, reading=StreamReading(LATEST))
+    following.drain()
+    twin.put(1, "a")
+    following.finish(following.drain())
+    older = {
+        shard: Committed(each.done, {name: value for name, value in each.mark.items() if name != "began_ms"})
+        for shard, each in following.committed().items()
+    }
+    twin.time.sleep(10.0)
+    twin.put(0, "b")
+    assert Following(twin, older, StreamReading(LATEST, is_to_end=True)).work_off() == []
+
+
 def test_a_start_time_begins_every_shard_at_the_first_record_that_arrived_after_it(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     twin.time.sleep(100.0)

@@ -249,6 +249,48 @@ def test_a_member_of_a_group_plans_the_shards_it_is_given_and_no_others(twin: Tw
     assert second.data(second.drain()) == ["b", "x"]
 
 
+def test_a_member_keeps_a_shard_that_has_aged_out_until_the_records_that_it_read_are_done(
+    twin: TwinKinesis, caplog: pytest.LogCaptureFixture
+) -> None:
+    twin.put(0, "a", "b")
+    saved: dict[str, Committed] = {}
+    first = member(twin, saved)
+    assign(first, saved, SHARD_0)
+    records = first.drain()
+    twin.split(0)
+    twin.drop(0)
+    twin.time.sleep(10.0)
+    shared: Any = first.input
+    children = ["shardId-000000000002", "shardId-000000000003"]
+    assert (shared.partitions(), first.data(first.drain())) == ([SHARD_0, SHARD_1, *children], [])
+    first.finish(records[:1])
+    saved |= first.committed()
+    assert shared.partitions() == [SHARD_0, SHARD_1, *children]
+    first.finish(records[1:])
+    saved |= first.committed()
+    assert shared.partitions() == [SHARD_1, *children]
+    caplog.clear()
+    shared.revoke([SHARD_0])
+    assert caplog.text == ""
+
+
+def test_a_member_that_has_to_give_up_a_shard_that_has_aged_out_says_that_its_open_records_are_lost(
+    twin: TwinKinesis, caplog: pytest.LogCaptureFixture
+) -> None:
+    twin.put(0, "a")
+    first = member(twin, {})
+    assign(first, {}, SHARD_0)
+    first.drain()
+    twin.split(0)
+    twin.drop(0)
+    twin.time.sleep(10.0)
+    first.drain()
+    caplog.clear()
+    shared: Any = first.input
+    shared.revoke([SHARD_0])
+    assert f"{SHARD_0} has aged out of the stream with records that were not done: they are lost" in caplog.text
+
+
 def test_in_a_group_a_source_follows_also_where_it_was_to_stop_at_the_end(twin: TwinKinesis) -> None:
     saved: dict[str, Committed] = {}
     first = member(twin, saved, is_to_end=True)
@@ -320,6 +362,35 @@ def test_a_child_waits_for_unsaved_records_of_its_parent_at_another_member(twin:
     assert (first.data(records), second.data(second.drain())) == (["a"], [])
     first.finish(records)
     saved |= first.committed()
+    assert second.data(second.drain()) == ["b"]
+
+
+def test_latest_loses_no_record_of_a_shard_without_records_that_goes_to_another_member(twin: TwinKinesis) -> None:
+    twin.put(0, "old")
+    twin.time.sleep(10.0)
+    saved: dict[str, Committed] = {}
+    first = member(twin, saved, first=LATEST)
+    assign(first, saved, SHARD_0, SHARD_1)
+    first.drain()
+    twin.put(1, "a")
+    first.finish(first.drain())
+    saved |= first.committed()
+    shared: Any = first.input
+    shared.revoke([SHARD_0])
+    twin.put(0, "b")
+    twin.time.sleep(10.0)
+    second = member(twin, saved, first=LATEST)
+    assign(second, saved, SHARD_0)
+    assert second.data(second.drain()) == ["b"]
+
+
+def test_latest_begins_when_the_member_started_if_the_group_has_saved_nothing(twin: TwinKinesis) -> None:
+    twin.put(0, "old")
+    twin.time.sleep(10.0)
+    second = member(twin, {}, first=LATEST)
+    twin.put(0, "b")
+    twin.time.sleep(10.0)
+    assign(second, {}, SHARD_0)
     assert second.data(second.drain()) == ["b"]
 
 

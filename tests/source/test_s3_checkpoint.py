@@ -121,6 +121,19 @@ def test_an_identity_is_drawn_once_and_stays_with_what_the_object_held_before(ur
     assert loaded(url) == at(4)
 
 
+def test_an_identity_that_could_not_be_written_is_not_given_to_anything_else(url: str, server: S3Server) -> None:
+    store = opened(url, limit_s=0.0)
+    store.save(at(3))
+    server.before = lambda method, path: (503, "SlowDown") if method == "PUT" else None
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="SlowDown"):
+            store.draw_identity()
+        assert store.identity() == ""
+    server.before = nothing
+    drawn = store.draw_identity()
+    assert opened(url).identity() == drawn
+
+
 def test_an_identity_is_drawn_before_the_first_write_too(url: str, caplog: pytest.LogCaptureFixture) -> None:
     opened(url).save(at(3))
     for source_url in (url, f"{url.partition('?')[0]}.new?{url.partition('?')[2]}"):

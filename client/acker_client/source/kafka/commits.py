@@ -6,7 +6,8 @@ checkpoint under the same name is refused, because this source would skip record
 Also decides which of two runs stops if both commit under one name at the same time: the one that began later. Each run
 reads before it commits. A run that finds a new commit of a run that comes before it stops, unless that one is over. The
 first run of all never stops, so one goes on, however often the others are started again. A run whose offsets ``acker
-offsets`` has moved stops too, and does not undo that.
+offsets`` has moved stops too, and does not undo that. A run that must emit no record twice stops at any new commit of
+another run, which may have emitted what this one would emit next.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Commits:
         self._source = source
         self._checkpoint = checkpoint
         self._run = RunId(1, secrets.token_hex(4) if run_id is None else run_id)
+        # Whether no record may be emitted that another run has committed (at-most-once).
+        self.emits_once = False
         self._has_committed = False
         # The last commits that were read, because only a commit that is new shows that its run goes on.
         self._read: dict[At, CommittedOffset] = {}
@@ -76,11 +79,13 @@ class Commits:
             self._run = RunId(max(turn, self._run.turn), self._run.id)
         return commits
 
-    def check_runs(self, partitions: Iterable[At], timeout_s: float | None = None) -> list[At]:
+    def check_runs(
+        self, partitions: Iterable[At], timeout_s: float | None = None, *, is_start: bool = False
+    ) -> list[At]:
         """Return the partitions whose commit a later run has overwritten: commit these again.
 
         Raises ``CheckpointError`` if a run that comes before this one has committed since the last call, and from
-        then on.
+        then on. ``is_start``: this run has committed nothing that it has done. Any new commit then makes it stop.
         """
         if not self._why_second:
             found = self._broker.committed(list(partitions), timeout_s)
@@ -92,6 +97,10 @@ class Commits:
                     self._why_second = self._moved(at, own)
                 elif own.run < self._run and not own.is_over:
                     self._why_second = self._second(at, own)
+                elif is_start:
+                    self._why_second = self._outdated(at, own)
+                elif self.emits_once:
+                    self._why_second = self._emitted(at, own)
             if not self._why_second:
                 for own in [each for each in others.values() if not each.is_over][:1]:
                     self._warn(own)
@@ -105,12 +114,13 @@ class Commits:
         bytes_max: int = METADATA_BYTES_MAX,
         *,
         is_over: bool = False,
+        topic_id: str = "",
     ) -> CommittedOffset:
         """Return the commit that says how far a partition is ``done``, with as many ranges as fit. ``is_over``: this
-        run ends with it."""
+        run ends with it. ``topic_id``: "" if unknown."""
         # Before the first commit, because a start must know its own commits after a crash at any point.
         checkpoint = self._draw_identity()
-        metadata = CommitMetadata(self._source, committer(), done, answered, checkpoint, self._run, is_over)
+        metadata = CommitMetadata(self._source, committer(), done, answered, checkpoint, self._run, is_over, topic_id)
         self._has_committed = True
         return CommittedOffset(done.prefix, metadata.to_text(bytes_max))
 
@@ -167,6 +177,21 @@ class Commits:
         return (
             f"the offsets of source {self._source!r} were moved by `acker offsets` on {by.by} while this driver ran"
             f" (to {by.done.prefix} of {at.name}). This driver stops: start it again, and it goes on from there"
+        )
+
+    def _outdated(self, at: At, by: CommitMetadata) -> str:
+        return (
+            f"another driver of source {self._source!r}, {by.by}, has committed to group {self._group!r} while this one"
+            f" started ({by.done.prefix} of {at.name}). This driver stops: start it again, and it goes on from there"
+        )
+
+    def _emitted(self, at: At, by: CommitMetadata) -> str:
+        began = "before" if by.run < self._run else "after"
+        return (
+            f"source {self._source!r} runs twice: another driver, {by.by}, began {began} this one ({committer()}), and"
+            f" has committed to group {self._group!r} too (offset {by.done.prefix} of {at.name}). With"
+            " guarantee='at_most_once' this driver stops, because its next records may have been emitted there. Stop"
+            " one of the two for good; two jobs need a name and a group_id each"
         )
 
     def _warn(self, other: CommitMetadata) -> None:

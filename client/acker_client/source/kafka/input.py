@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -63,6 +63,9 @@ ANSWER_S = 1.0
 REGISTRY_ANSWER_S = 10.0
 # A log line names this many partitions without a leader.
 AWAY_SHOWN = 5
+# Brokers drop offsets that were not committed for some time (offsets.retention.minutes, by default a week), also those
+# of a driver that runs. So all are committed again after this time; and after the second one if that failed.
+RENEW_S, RENEW_AGAIN_S = 3600.0, 60.0
 # How long the end of a run waits for its last commit.
 CLOSE_S = 10.0
 
@@ -125,13 +128,16 @@ class KafkaInput:
         # Partitions that were assigned while no broker answered.
         self._unadmitted: dict[At, Committed] = {}
         self._is_shared = False
-        # All partitions, by the last answer to ``partitions``.
+        # All partitions, by the last answer to ``partitions``; and since when some of them are not listed any more.
         self._known: list[At] = []
+        self._unlisted_since_s: dict[At, float] = {}
         self._has_begun = False
         self._paused: frozenset[str] = frozenset()
         self._turn = 0
         self._refresh_due_s = 0.0
         self._pending: dict[At, Ranges] = {}
+        # When all offsets are committed again, also unchanged ones.
+        self._renew_due_s = float("inf")
         # Deleted partitions that no plan has told of yet.
         self._deleted: list[At] = []
         # Partitions whose keys could not be read. The outage lasts as long as there is one.
@@ -152,7 +158,7 @@ class KafkaInput:
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
         self._topic_ids, self._unadmitted, self._deleted, self._is_new = {}, {}, [], not committed
-        self._keyless = set()
+        self._keyless, self._renew_due_s = set(), self._clock() + RENEW_S
         if self.options.decoding is not None:
             # Made here too, so that a schema that cannot be read is an error at the start.
             decoder_of(self.options.decoding).registry.check(self.options.decoding.registry.timeout_s)
@@ -165,7 +171,7 @@ class KafkaInput:
             self._known = self._find_partitions()
         else:
             try:
-                self._known = self._find_partitions(PLAN_S)
+                self._known = self._with_unlisted(self._find_partitions(PLAN_S))
             except SourceError as error:
                 # The group keeps its shares meanwhile.
                 self._wait_out(error)
@@ -216,6 +222,7 @@ class KafkaInput:
 
     def plan(self, records_max: int, tasks: int) -> Plan[KafkaPart]:
         try:
+            self._renew_commits()
             self._commit_pending()
             self._update_logs()
         except (CheckpointError, InputChanged):
@@ -444,7 +451,21 @@ class KafkaInput:
 
     def _admit_assigned(self) -> None:
         self._admit(self._unadmitted)
-        self._unadmitted = {}
+        self._unadmitted = {
+            at: each for at, each in self._unadmitted.items() if at not in self._logs and at in self._unlisted_since_s
+        }
+
+    def _with_unlisted(self, found: list[At]) -> list[At]:
+        """Return the partitions that a group shares out: those of a listing, and those that are missing in it for a
+        short time. See ``_remove_deleted``."""
+        now_s, there = self._clock(), set(found)
+        missing = {at: self._unlisted_since_s.get(at, now_s) for at in self._known if at not in there}
+        self._unlisted_since_s = {
+            at: since_s for at, since_s in missing.items() if now_s - since_s < self.options.connection.timeout_s
+        }
+        for at in sorted((missing.keys() - self._unlisted_since_s.keys()) & self._logs.keys()):
+            _log_deleted(at)
+        return sorted({*found, *self._unlisted_since_s}) if self._unlisted_since_s else found
 
     def _skip_to(self, at: At, low: int) -> None:
         """Skip offsets that retention has deleted before they were planned. ``low``: where the log begins."""
@@ -467,7 +488,7 @@ class KafkaInput:
             if each.missing_since_s is not None and now_s - each.missing_since_s >= self.options.connection.timeout_s
         ]
         for at in gone:
-            log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
+            _log_deleted(at)
         self._forget(gone)
         self._deleted += gone
 
@@ -498,12 +519,15 @@ class KafkaInput:
         there = set(self._find_partitions())
         wanted = [at for at in committed if at in there]
         for at in committed:
-            if at not in there:
+            if at not in there and at not in self._unlisted_since_s:
                 self._refuse_gone(at, committed[at].done.prefix)
-        self._compare_topic_ids({at: committed[at] for at in wanted})
-        low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
         topics = {at.topic for at in wanted}
         commits = self._own_commits.load(sorted(at for at in there if at.topic in topics), is_new=self._is_new)
+        saved = [(at.topic, committed[at].mark.get("topic_id")) for at in wanted]
+        self._compare_topic_ids(
+            topics, [*saved, *((at.topic, each.own.topic_id) for at, each in commits.items() if each.own is not None)]
+        )
+        low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
         own = {at for at, each in commits.items() if each.own is not None}
         known = {at.topic for at in own} | {at.topic for at, each in committed.items() if each.done.prefix}
         firsts = self._range.firsts([at for at in wanted if not self._is_added(at, known)], low, high)
@@ -527,17 +551,16 @@ class KafkaInput:
         self._logs = dict(sorted(self._logs.items()))
         self._commit_now(chosen_now)
 
-    def _compare_topic_ids(self, committed: Mapping[At, Committed]) -> None:
-        """Refuse a topic that has another id than in the checkpoint. Without an answer, later plans compare the ids."""
-        for at, each in committed.items():
-            saved = each.mark.get("topic_id")
-            if isinstance(saved, str) and self._topic_ids.setdefault(at.topic, saved) != saved:
+    def _compare_topic_ids(self, topics: set[str], saved_ids: Iterable[tuple[str, object]]) -> None:
+        """Refuse a topic that has another id than in the checkpoint or the commits. Without an answer, later plans
+        compare the ids."""
+        for topic, saved in saved_ids:
+            if isinstance(saved, str) and saved and self._topic_ids.setdefault(topic, saved) != saved:
                 raise InputChanged(
-                    f"the checkpoint of topic {at.topic!r} has two ids of it ({self._topic_ids[at.topic]} and {saved}):"
+                    f"the checkpoint of topic {topic!r} has two ids of it ({self._topic_ids[topic]} and {saved}):"
                     " the topic was deleted and created again while it was read; give another source name and group_id,"
                     " and no old checkpoint"
                 )
-        topics = {at.topic for at in committed}
         # Waits only if an id is known: brokers without ids would never answer with one.
         self._check_topic_ids(topics, TOPIC_IDS_S if topics & self._topic_ids.keys() else 0.0)
 
@@ -553,7 +576,7 @@ class KafkaInput:
                 f"{at.name} was read to offset {prefix}, and does not exist any more: was topic {at.topic!r} deleted?"
                 " Bring it back, or give another source name and group_id, and no old checkpoint"
             )
-        log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
+        _log_deleted(at)
 
     def _is_added(self, at: At, known: set[str]) -> bool:
         """Whether a partition was added while its topic was being read. It is then read from its first record, unless
@@ -590,7 +613,8 @@ class KafkaInput:
             if self._was_committed(done, self._connected.confirm(PLAN_S)) and isinstance(
                 self._checkpoint, KafkaOffsets
             ):
-                self._checkpoint.note_begun({at.name: each for at, each in done.items()})
+                begun = {at.name: Committed(each, self.mark(at.name, each)) for at, each in done.items()}
+                self._checkpoint.note_begun(begun)
 
     def _commit_pending(self) -> None:
         if self.options.commits and self._pending:
@@ -604,6 +628,19 @@ class KafkaInput:
                 return
         self._pending = {}
         self._connected.serve()
+
+    def _renew_commits(self) -> None:
+        """Commit all offsets again if that is due. In a group ZooKeeper has the progress."""
+        now_s = self._clock()
+        if now_s < self._renew_due_s or self._is_shared:
+            return
+        self._renew_due_s = now_s + RENEW_S
+        if self.options.commits:
+            self._pending = {at: each.done for at, each in self._logs.items()} | self._pending
+        elif isinstance(self._checkpoint, KafkaOffsets):
+            marks = {at.name: self.mark(at.name, each.done) for at, each in self._logs.items()}
+            if not self._checkpoint.renew(marks, PLAN_S):
+                self._renew_due_s = now_s + RENEW_AGAIN_S
 
     def _commit_end(self) -> None:
         """Commit once more what is done, with the note that this run is over. In a group another source may have the
@@ -627,8 +664,12 @@ class KafkaInput:
     def _commit(self, done: Mapping[At, Ranges], *, is_over: bool = False) -> None:
         """Begin to commit."""
         prefixes = {at: Ranges.below(each.prefix) for at, each in done.items()}
+        ids = self._topic_ids
         self._connected.commit(
-            {at: self._own_commits.commit_of(each, is_over=is_over) for at, each in prefixes.items()}
+            {
+                at: self._own_commits.commit_of(each, is_over=is_over, topic_id=ids.get(at.topic, ""))
+                for at, each in prefixes.items()
+            }
         )
 
     def _was_committed(self, done: Mapping[At, Ranges], why_not: str) -> bool:
@@ -659,6 +700,10 @@ class KafkaInput:
             away = ", ".join(self._away[:AWAY_SHOWN])
             servers = self.options.connection.servers
             self._outage.note(f"Kafka: no broker at {servers} has answered for {away}" if away else "")
+
+
+def _log_deleted(at: At) -> None:
+    log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
 
 
 def _reach(done: Mapping[str, Ranges], at: At, each: TopicLog) -> int:

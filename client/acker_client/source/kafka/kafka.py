@@ -55,7 +55,8 @@ class Kafka(Source):
     done records beyond it, as many as fit. Without a checkpoint, a start also goes on from the offsets that this source
     has committed. It then reads all records beyond them again, even if they are done. Commits of another checkpoint
     under this name are refused, and of two drivers under one name the later one stops. With
-    ``guarantee="at_most_once"`` the default is "kafka". Other ``options``: see ``CommonOptions``.
+    ``guarantee="at_most_once"`` the default is "kafka". A ``group`` needs ``ZooKeeperOffsets`` instead. Other
+    ``options``: see ``CommonOptions``.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Kafka(Source):
     ) -> None:
         library()
         is_in_kafka = options.get("checkpoint") == "kafka"
+        _check_group(options, is_in_kafka or isinstance(options.get("checkpoint"), KafkaOffsets))
         if is_in_kafka:
             options["checkpoint"] = None
         super().__init__(options_of(Kafka, options))
@@ -134,6 +136,14 @@ class Kafka(Source):
         columns = arrow_schema(self.values.schema)
         decoding = self.values.decoding(columns, self.kafka.connection.timeout_s)
         return KafkaInput(replace(self.kafka, decoding=decoding)), spark_schema(schema_of(decoding))
+
+
+def _check_group(options: CommonOptions, is_in_kafka: bool) -> None:
+    if is_in_kafka and options.get("group") is not None:
+        raise ValueError(
+            "a checkpoint in Kafka's offsets with a group: Kafka accepts every commit, so a driver that was paused"
+            " would move back what the new owner of a partition has committed; give ZooKeeperOffsets(group=group)"
+        )
 
 
 def _check_upstream(acks_upstream: bool, options: Options) -> None:

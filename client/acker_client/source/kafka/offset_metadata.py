@@ -1,9 +1,9 @@
 """The metadata that a source writes beside a committed offset. It also says which source made the commit. Pure.
 
-The text is JSON: version, source, writer, checkpoint, run, whether the run is over, the ranges that are done beyond the
-offset, and a checksum that includes the offset. Older ackers wrote no checkpoint, no run and no end. The highest ranges
-are left out if the text would be too long. The offset is always right. A commit with other metadata belongs to another
-program.
+The text is JSON: version, source, writer, checkpoint, run, whether the run is over, the topic's id, the ranges that are
+done beyond the offset, and a checksum that includes the offset. Older ackers wrote no checkpoint, no run, no end and no
+id. The highest ranges are left out if the text would be too long. The offset is always right. A commit with other
+metadata belongs to another program.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class CommitMetadata:
     ``source``: the name of the source that committed. ``by``: its host and process. ``done``: the prefix up to the
     offset, and the ranges that are done beyond it. ``answered``: the number of answered records. ``checkpoint``: the
     identity of the checkpoint that the source has; "" if it has none that can be told from others. ``run``: the run
-    that committed. ``is_over``: it has ended with this commit.
+    that committed. ``is_over``: it has ended with this commit. ``topic_id``: the id of the topic whose offset it is; ""
+    if unknown.
     """
 
     source: str
@@ -56,6 +57,7 @@ class CommitMetadata:
     checkpoint: str = ""
     run: RunId = UNKNOWN_RUN
     is_over: bool = False
+    topic_id: str = ""
 
     @property
     def is_moved(self) -> bool:
@@ -93,8 +95,9 @@ class CommitMetadata:
         try:
             answered = Answered.from_json(written.get("answered"))
             ranges = Ranges.from_runs([offset, *_runs_of(done)])
-            checkpoint, run = _checkpoint(written.get("checkpoint")), _run(written.get("run"))
-            return cls(source, by, ranges, answered, checkpoint, run, written.get("over") is True)
+            checkpoint, topic_id = _name(written.get("checkpoint")), _name(written.get("topic_id"))
+            run, is_over = _run(written.get("run")), written.get("over") is True
+            return cls(source, by, ranges, answered, checkpoint, run, is_over, topic_id)
         except ValueError:
             return None
 
@@ -109,10 +112,12 @@ class CommitMetadata:
             content["run"] = self.run
         if self.is_over:
             content["over"] = True
+        if self.topic_id:
+            content["topic_id"] = self.topic_id
         return json.dumps(content, separators=(",", ":"))
 
 
-def _checkpoint(written: object) -> str:
+def _name(written: object) -> str:
     return written if isinstance(written, str) else ""
 
 

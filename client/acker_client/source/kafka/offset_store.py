@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from acker_client.source.errors import CheckpointError, SourceError
@@ -16,8 +17,7 @@ from acker_client.source.kafka.commits import IN_KAFKA, Commits
 from acker_client.source.kafka.connection import Unreachable
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
-from acker_client.source.records.input import Committed
-from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.input import Committed, Mark
 from acker_client.source.records.stores import Committer
 
 log = logging.getLogger("acker_client.source.kafka")
@@ -34,7 +34,8 @@ class KafkaOffsets:
     ``topics`` or ``pattern``.
 
     ``metadata_bytes_max``: must be less than the brokers' ``offset.metadata.max.bytes``. Kafka has no locks: a second
-    run of the same source stops when it first commits after a commit of the first run.
+    run of the same source stops when it first commits after a commit of the first run. ``Kafka`` refuses this store
+    with a ``group``, because Kafka accepts the commits of a source that has lost a partition.
     """
 
     def __init__(
@@ -121,13 +122,18 @@ class KafkaOffsets:
         return dict(self._loaded)
 
     def sign(self, by: Committer) -> None:
-        """Commit once more what was loaded, so that a driver that begins later finds this run."""
+        """Commit once more what was loaded, so that a driver that begins later finds this run.
+
+        Raises :class:`CheckpointError` if another run, or ``acker offsets``, has committed since.
+        """
+        self._open_commits.emits_once = self.waits and not by.retries
+        self._check_runs(self._loaded, is_start=True)
         self._commit(self._loaded)
         self._loaded = {}
 
-    def note_begun(self, done: Mapping[str, Ranges]) -> None:
+    def note_begun(self, committed: Mapping[str, Committed]) -> None:
         """Note what the input has committed for partitions that it begins."""
-        self._kept = {name: Committed(each) for name, each in done.items()} | self._kept
+        self._kept = dict(committed) | self._kept
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
         # The group, not the order of runs, decides who owns a partition.
@@ -135,16 +141,38 @@ class KafkaOffsets:
         return self._load([At.named(partition) for partition in partitions])
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        changed = {name: each for name, each in committed.items() if not self._is_saved(name, each.done)}
+        changed = {name: each for name, each in committed.items() if not self._is_saved(name, each)}
         if changed and not self._is_shared:
             changed |= {name: committed[name] for name in self._check_runs(committed)}
         self._commit(changed)
 
-    def _check_runs(self, partitions: Iterable[str]) -> list[str]:
+    def renew(self, marks: Mapping[str, Mark], timeout_s: float) -> bool:
+        """Commit once more what was saved of some partitions, each with its mark. Returns whether that succeeded.
+
+        Raises :class:`CheckpointError` if another run goes on instead.
+        """
+        kept = {name: replace(self._kept[name], mark=mark) for name, mark in marks.items() if name in self._kept}
+        try:
+            self._open_commits.check_runs(map(At.named, kept), timeout_s)
+            self._open_broker.commit({At.named(name): self._commit_of(each) for name, each in kept.items()})
+            is_renewed = not self._open_broker.confirm(timeout_s)
+        except CheckpointError:
+            raise
+        except SourceError:
+            is_renewed = False
+        if is_renewed:
+            self._kept |= kept
+        else:
+            # Otherwise the next save would wait for them.
+            self._open_broker.forget_commits(map(At.named, kept))
+        return is_renewed
+
+    def _check_runs(self, partitions: Iterable[str], *, is_start: bool = False) -> list[str]:
         """Return the partitions that a later run has committed. Raises ``CheckpointError`` for an earlier run."""
         try:
             limit_s = None if self.waits else CHECK_S
-            return [at.name for at in self._open_commits.check_runs(map(At.named, partitions), limit_s)]
+            found = self._open_commits.check_runs(map(At.named, partitions), limit_s, is_start=is_start)
+            return [at.name for at in found]
         except CheckpointError:
             raise
         except SourceError as error:
@@ -171,8 +199,9 @@ class KafkaOffsets:
             raise self._not_saved(why)
         self._kept |= committed
 
-    def _is_saved(self, name: str, done: Ranges) -> bool:
-        return name in self._kept and self._kept[name].done == done
+    def _is_saved(self, name: str, committed: Committed) -> bool:
+        kept = self._kept.get(name)
+        return kept is not None and kept.done == committed.done and _topic_id(kept) == _topic_id(committed)
 
     def _try_commit(self, committed: Mapping[str, Committed]) -> str:
         """Commit and wait. Returns why it could not be committed, or ""."""
@@ -187,7 +216,9 @@ class KafkaOffsets:
         except SourceError as error:
             raise CheckpointError(f"{self} cannot be read: {error}") from None
         loaded = {
-            at.name: Committed(commit.own.done, answered=commit.own.answered)
+            at.name: Committed(
+                commit.own.done, {"topic_id": commit.own.topic_id} if commit.own.topic_id else {}, commit.own.answered
+            )
             for at, commit in commits.items()
             if commit.own is not None
         }
@@ -196,7 +227,9 @@ class KafkaOffsets:
 
     def _commit_of(self, committed: Committed, *, is_over: bool = False) -> CommittedOffset:
         done = committed.done
-        commit = self._open_commits.commit_of(done, committed.answered, self.metadata_bytes_max, is_over=is_over)
+        commit = self._open_commits.commit_of(
+            done, committed.answered, self.metadata_bytes_max, is_over=is_over, topic_id=_topic_id(committed)
+        )
         written = CommitMetadata.from_text(commit.metadata, done.prefix)
         is_cut = written is None or written.done.holes < done.holes
         if is_cut and not self._is_cut:
@@ -221,3 +254,7 @@ class KafkaOffsets:
         if self._commits is None:
             raise CheckpointError(f"{self} are not open")
         return self._commits
+
+
+def _topic_id(committed: Committed) -> str:
+    return str(committed.mark.get("topic_id") or "")

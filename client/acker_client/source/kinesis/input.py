@@ -116,6 +116,7 @@ class KinesisInput:
         self._list(self._asking.retry(self._kinesis.shards))
         self._lineage.note_start()
         self._lineage.add_known(committed)
+        self._lineage.note_began(mark.began for mark in marks.values())
         for shard, each in committed.items():
             self._resume(shard, each, marks[shard])
         self._begin_shards()
@@ -147,7 +148,7 @@ class KinesisInput:
         self._shards[partition].advance(done)
 
     def mark(self, partition: str, done: Ranges) -> Mark:
-        return self._shards[partition].mark(done, self._stream)
+        return self._shards[partition].mark(done, self._stream, self._lineage.began_with(self._stream.now))
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
         # Any thread may ask.
@@ -164,7 +165,9 @@ class KinesisInput:
 
     def partitions(self) -> Sequence[str]:
         self._refresh()
-        return sorted(self._lineage.shards)
+        # A shard that has aged out stays until its records are done: they are held here, and nowhere else.
+        opened = {name for name, shard in self._shards.items() if not shard.is_settled}
+        return sorted(self._lineage.shards.keys() | opened)
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
         if self._given is None:
@@ -172,7 +175,9 @@ class KinesisInput:
         marks = marks_of(committed, self._stream)
         self._given |= set(committed)
         if self._saved is not None and committed:
-            self._lineage.add_known(self._saved())
+            saved = self._saved()
+            self._lineage.add_known(saved)
+            self._lineage.note_began(mark.began for mark in marks_of(saved, self._stream).values())
         for shard, each in committed.items():
             self._shards.pop(shard, None)
             if each.mark:
@@ -180,8 +185,11 @@ class KinesisInput:
 
     def revoke(self, partitions: Sequence[str]) -> None:
         self._given = (self._given or set()) - set(partitions)
-        for shard in partitions:
-            self._shards.pop(shard, None)
+        for name in partitions:
+            shard = self._shards.pop(name, None)
+            if shard is not None and name not in self._lineage.shards and not shard.is_settled:
+                # No other source can read its records.
+                shard.age_out()
 
     def pause(self, partitions: Collection[str]) -> None:
         """Stop planning these shards, and resume all others."""
@@ -227,6 +235,9 @@ class KinesisInput:
                 shard = self._shards[name] = ShardReading(name, first, Committed(), ShardMark())
                 if self._lineage.is_skipped(name):
                     shard.note_end()
+                elif first == LATEST and self._given is not None:
+                    # Another member had the shard until now, and may have left records unread.
+                    shard.begin_at(self._began)
 
     def _may_begin(self, name: str) -> bool:
         return self._lineage.is_skipped(name) or all(map(self._is_settled, self._lineage.shards[name].parents))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from acker_client.source.kinesis.connection import LATEST, TRIM_HORIZON, Begin, ListedShard
 
@@ -15,6 +16,8 @@ class Lineage:
         self.shards: dict[str, ListedShard] = {}
         # The shards that existed when the source started. "latest" applies only to these.
         self._at_start: frozenset[str] = frozenset()
+        # When the source first started with "latest", as its checkpoint says; None if no checkpoint says it.
+        self.began: datetime | None = None
 
     def list(self, shards: Iterable[ListedShard]) -> list[ListedShard]:
         """Replace the shards with a new listing, and return the shards that it adds."""
@@ -29,9 +32,25 @@ class Lineage:
         """Add shards that a checkpoint contains. Their descendants are then read from the beginning."""
         self._at_start -= self._descendants(names)
 
+    def note_began(self, times: Iterable[datetime | None]) -> None:
+        """Note when the source first started, by the ``times`` in a checkpoint. The earliest one counts."""
+        self.began = min((each for each in (self.began, *times) if each is not None), default=None)
+
     def first_of(self, name: str) -> Begin:
-        """Return where to begin in an unread shard. Shards that were created later are read from the beginning."""
-        return TRIM_HORIZON if self._first == LATEST and name not in self._at_start else self._first
+        """Return where to begin in an unread shard. Shards that were created later are read from the beginning.
+
+        With "latest" and a checkpoint that does not contain the shard, "now" would skip what came to it since the
+        source first started.
+        """
+        if self._first != LATEST:
+            return self._first
+        if name not in self._at_start:
+            return TRIM_HORIZON
+        return LATEST if self.began is None else Begin.since(self.began)
+
+    def began_with(self, now: datetime) -> datetime | None:
+        """Return the time for the checkpoint at which a source with "latest" first started. ``now``: this start."""
+        return now if self.began is None and self._first == LATEST else self.began
 
     def is_skipped(self, name: str) -> bool:
         """Whether a shard was already closed when a source with "latest" started, so that it has nothing to read."""

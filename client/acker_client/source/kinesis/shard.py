@@ -11,8 +11,10 @@ records are read as new ones, from the first unused position on.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -41,12 +43,15 @@ class ShardMark:
     After a restart, records of an earlier run may be done that this run has not read again yet. So the done prefix may
     end behind the last record that was read. Then ``at`` is that last record, and ``skip`` is the number of done
     records from ``at`` on, with ``at``.
+
+    ``began``: when a source with "latest" first started. Shards that are not in the checkpoint begin there.
     """
 
     at: str | None = None
     after: str | None = None
     end: int | None = None
     skip: int = 0
+    began: datetime | None = None
 
     @classmethod
     def of(cls, shard: str, mark: Mark, stream: StreamIdentity) -> ShardMark:
@@ -57,7 +62,9 @@ class ShardMark:
             arn, created_ms = str(mark["stream"]), int(mark["created_ms"])
             end = None if mark.get("end") is None else int(mark["end"])
             skip = int(mark.get("skip", 0))
-        except (KeyError, TypeError, ValueError) as error:
+            began_ms = mark.get("began_ms")
+            began = None if began_ms is None else datetime.fromtimestamp(int(began_ms) / 1000, UTC)
+        except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint does not say how far {shard} is done ({error!r})") from None
         if arn != stream.arn:
             raise CheckpointError(f"the checkpoint is of stream {arn}, not of {stream.arn}: {REMOVE}")
@@ -66,7 +73,7 @@ class ShardMark:
                 f"stream {arn} was deleted and created anew since the checkpoint was written: {REMOVE}; what the old"
                 " stream held is gone"
             )
-        return cls(mark.get("at"), mark.get("after"), end, skip)
+        return cls(mark.get("at"), mark.get("after"), end, skip, began)
 
     def begin_or(self, first: Begin) -> Begin:
         """Return where to read on; ``first`` if nothing was read yet."""
@@ -175,8 +182,10 @@ class ShardReading:
             held.forget_done(done)
         self._held = [held for held in self._held if len(held.positions)]
 
-    def mark(self, done: Ranges, stream: StreamIdentity) -> Mark:
+    def mark(self, done: Ranges, stream: StreamIdentity, began: datetime | None = None) -> Mark:
         mark: dict[str, Any] = {"stream": stream.arn, "created_ms": stream.created_ms}
+        # Rounded down, so that no record falls between.
+        mark |= {} if began is None else {"began_ms": math.floor(began.timestamp() * 1000)}
         at, after, skip = self._mark.at, self._mark.after, self._mark.skip
         if self._last is not None:
             skip = done.prefix - self.next + 1 if done.prefix > self.next else 0

@@ -121,7 +121,12 @@ class S3Checkpoint:
             self._identity = _identity_of(saved)
             if not self._identity:
                 self._identity = secrets.token_hex(8)
-                self.save(committed)
+                try:
+                    self.save(committed)
+                except BaseException:
+                    # Otherwise a commit would name an identity that no later start finds in the checkpoint.
+                    self._identity = ""
+                    raise
         return self._identity
 
     def close(self) -> None:
