@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
-from acker_client.source.records.input import Committed, Input, Original
+from acker_client.source.records.input import Committed, Input, Original, Plan
 from acker_client.source.records.parts import Lookup, Parts
 from acker_client.source.records.ranges import Ranges
 
@@ -29,16 +29,23 @@ class Driven:
         self.parts: Parts[Any] = Parts({name: each.done for name, each in (committed or {}).items()})
         self._committed = dict(committed or {})
         self._open: set[int] = set()
+        self._moved: set[str] = set()
         input_.start(self._committed)
 
     def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
         """Return the numbers of the next records that are not done; an empty array at the end."""
         while True:
             plan = self.input.plan(records_max, tasks)
-            records = self.parts.add_parts(plan.parts)
+            records = self.take(plan)
             if len(records) or plan.is_end:
-                self._open |= set(records.tolist())
                 return records
+
+    def take(self, plan: Plan[Any]) -> np.ndarray:
+        """Return the numbers of the planned records that are not done."""
+        records = self.parts.add_parts(plan.parts)
+        self._open |= set(records.tolist())
+        self._moved |= set(plan.moved)
+        return records
 
     def drain(self, records_max: int = 1000) -> np.ndarray:
         planned = [np.empty(0, np.int64)]
@@ -68,7 +75,8 @@ class Driven:
 
     def committed(self) -> dict[str, Committed]:
         """Return the content of the checkpoint as it is after being written as JSON and read back."""
-        for partition in self.parts.take_changed():
+        moved, self._moved = self._moved & set(self.parts.done), set()
+        for partition in self.parts.take_changed() | moved:
             done = self.parts.done[partition]
             self.input.advance(partition, done)
             mark = json.loads(json.dumps(dict(self.input.mark(partition, done))))

@@ -35,9 +35,7 @@ class Tail:
         self.now_s += 2.0
         plan = self.input.plan(records_max, 2)
         assert not plan.is_end
-        records = self.driven.parts.add_parts(plan.parts)
-        self.driven._open |= set(records.tolist())
-        return list(map(int, records))
+        return list(map(int, self.driven.take(plan)))
 
     def read(self, records: list[int]) -> list[str]:
         """Return the lines of records, as executors read them."""
@@ -325,6 +323,87 @@ def test_a_record_of_a_file_that_a_longer_copy_has_just_replaced_is_read_again_b
     assert [tail.new(), tail.new()] == [["three", "four", "five"], []]
 
 
+def test_a_record_of_a_removed_file_is_never_read_from_a_new_file_with_its_inode(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntwo\n")
+    tail = Tail(f"{tmp_path}/app.log")
+    first = tail.look()
+    rotate(tmp_path)
+    assert tail.look() == []
+    slices = tail.driven.slices(first)
+    # ext4 does this when the oldest file is removed and a new one is created: the new one gets the same inode.
+    (tmp_path / "app.log.1").rename(log)
+    log.write_text("ONE\nTWO\nTHREE\n")
+    with pytest.raises(InputChanged, match="was removed or written anew before its lines were done"):
+        list(slices[0].read())
+    with pytest.raises(InputChanged, match="was removed or written anew before its lines were done"):
+        tail.read(first)
+    assert tail.driven.values(first) == [None, None]
+    tail.driven.finish(first[:1])
+    with pytest.raises(CheckpointError, match=r"app.log.1 was read to line 1 only, and is not among"):
+        Tail(f"{tmp_path}/app.log", tail.driven.committed())
+
+
+def test_a_restart_knows_a_file_that_a_copy_replaced_and_that_was_renamed_in_a_later_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    for finished in ([0], [0, 1]):
+        path.write_text("one\ntwo\n")
+        tail = Tail(f"{path}*")
+        tail.look()
+        tail.driven.finish(finished)
+        committed = tail.driven.committed()
+        (tmp_path / "new").write_text("one\ntwo\n")
+        (tmp_path / "new").rename(path)
+        again = Tail(f"{path}*", committed)
+        assert again.new() == ["one", "two"][len(finished) :]
+        committed = again.driven.committed()
+        path.rename(tmp_path / "a.log.1")
+        path.write_text("three\n")
+        assert Tail(f"{path}*", committed).new() == ["three", *["one", "two"][len(finished) :]]
+        (tmp_path / "a.log.1").unlink()
+
+
+def test_a_restart_takes_a_new_file_with_the_inode_of_a_renamed_and_removed_one_as_new(tmp_path: Path) -> None:
+    log, spare = tmp_path / "app.log", tmp_path / "spare"
+    log.write_text("one\n")
+    tail = Tail(str(log))
+    assert tail.new() == ["one"]
+    tail.finish_all()
+    rotate(tmp_path)
+    log.write_text("")
+    assert tail.new() == []
+    committed = dict(tail.driven.committed())
+    (tmp_path / "app.log.1").rename(spare)  # rotated again with `rotate 1`, and the inode is used again
+    rotate(tmp_path)
+    spare.write_text("new\n")
+    spare.rename(log)
+    again = Tail(str(log), committed)
+    assert again.new() == ["new"]
+
+
+def test_a_removed_file_with_open_records_goes_on_once_it_is_brought_back(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    for follow_s in (2.0, None):
+        log.write_text("one\ntwo\nthree\nfour\n")
+        driven = Driven(FileInput(str(log), TextParser(), follow_s=follow_s))
+        driven.plan()
+        driven.finish([0, 2])
+        log.unlink()
+        committed = dict(driven.committed())
+        log.write_text("other\n" * 10)
+        with pytest.raises(CheckpointError):
+            Tail(str(log), committed)
+        log.unlink()
+        with pytest.raises(CheckpointError, match="was read to line 1 only, and is not among the files any more: brin"):
+            Tail(str(log), committed)
+        log.write_text("one\ntwo\nthree\nfour\nfive\n")
+        again = Driven(FileInput(str(log), TextParser()), committed)
+        assert again.values(again.drain()) == [b"two", b"four", b"five"]
+        log.unlink()
+        driven.finish([1, 3])
+        assert Tail(str(log), driven.committed()).new() == []
+
+
 def test_another_file_in_the_place_of_one_that_is_being_read_is_an_error_never_other_records(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\n")
@@ -456,3 +535,21 @@ def test_a_source_that_follows_takes_what_comes_and_ends_when_it_is_told_to_stop
     cluster.write("d.txt", "four")
     again = cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all)
     assert again.acked == 1
+
+
+def test_a_run_without_new_lines_saves_where_its_files_are_now(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    path = tmp_path / "a.txt"
+    cluster.write("a.txt", "one")
+    source = cluster.source(follow_s=2.0, checkpoint=tmp_path / "c")
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        source.stop()
+
+    assert source.run(NO_SPARK, process).acked == 1
+    (tmp_path / "new").write_text("one\n")
+    (tmp_path / "new").rename(path)
+    assert cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all).records == 0
+    path.rename(tmp_path / "b.txt")
+    assert cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all).records == 0

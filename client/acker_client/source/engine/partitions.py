@@ -131,6 +131,7 @@ class Partitions:
                 self.commit()
                 self._drop_partitions(plan.revoked)
             records = self._parts.add_parts(plan.parts)
+            self._checkpointing.note_unsaved(partition for partition in plan.moved if partition in self._parts.done)
             self._is_read = plan.is_end
             if not self._options.guarantee.retries:
                 records = self._count_as_done(plan.parts, records)

@@ -128,6 +128,9 @@ class StoredFiles:
         size, modified_ns = int(self._known.sizes[index]), int(self._known.modified_ns[index])
         return {**file.mark(done), "size": size, "modified_ns": modified_ns}
 
+    def take_moved(self) -> list[str]:
+        return []  # an object has one path
+
     def located(self, parts: Sequence[LinePart]) -> list[LinePart]:
         """Return the parts. Raises ``InputChanged`` if an object that was not opened for this batch was replaced.
 

@@ -71,12 +71,14 @@ class Plan(Generic[P]):
     ``is_end``: there will never be more. ``revoked``: partitions that this source may no longer read. The source drops
     their open records, which the new owner reads. If a revoked partition is planned again without being assigned, it is
     a new partition with the same name, and nothing below its first part exists. ``keys``: for each part the keys of its
-    positions, if the source keeps the order of records with one key; otherwise empty."""
+    positions, if the source keeps the order of records with one key; otherwise empty. ``moved``: partitions with
+    another mark since the last plan, although none of their records was done."""
 
     parts: Sequence[P] = ()
     is_end: bool = False
     revoked: Sequence[str] = ()
     keys: Sequence[OrderKeys] = ()
+    moved: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
