@@ -363,6 +363,18 @@ def test_a_restart_knows_a_file_that_a_copy_replaced_and_that_was_renamed_in_a_l
         (tmp_path / "a.log.1").unlink()
 
 
+def test_a_restart_knows_a_file_that_has_the_inode_of_a_removed_file_of_another_name(tmp_path: Path) -> None:
+    (tmp_path / "b.log").write_text("one\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    assert tail.new() == ["one"]
+    (tmp_path / "b.log").rename(tmp_path / "a.log")
+    (tmp_path / "a.log").write_text("two\nthree\n")
+    assert tail.new() == ["two", "three"]
+    tail.driven.finish([0, 1])
+    assert Tail(f"{tmp_path}/*.log", tail.driven.committed()).new() == ["three"]
+    assert Tail(f"{tmp_path}/*.log", tail.finish_all()).new() == []
+
+
 def test_a_restart_takes_a_new_file_with_the_inode_of_a_renamed_and_removed_one_as_new(tmp_path: Path) -> None:
     log, spare = tmp_path / "app.log", tmp_path / "spare"
     log.write_text("one\n")

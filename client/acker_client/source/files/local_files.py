@@ -103,9 +103,11 @@ class LocalFiles:
         listing = self._list()
         self._files, self._live, self._missing, self._moved = {}, {}, {}, set()
         marks = {partition: FileMark.of(partition, committed[partition]) for partition in _by_age(committed)}
-        # A path or an inode may have had several files. It belongs to the last one of them.
+        # A path or an inode may have had several files. It belongs to the last one, or to the one that has both.
         paths = {mark.path: partition for partition, mark in marks.items()}
         inodes = {mark.inode: partition for partition, mark in marks.items()}
+        last = {path: marks[partition].inode for path, partition in paths.items()}
+        inodes |= {inode: paths[path] for path, inode in last.items() if listing.inodes.get(path) == inode}
         known = {
             found.path: file
             for partition, mark in marks.items()
