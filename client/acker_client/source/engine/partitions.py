@@ -27,6 +27,7 @@ from acker_client.source.records.input import (
     Input,
     Observed,
     ObservedInput,
+    PartlyRemoteInput,
     PausableInput,
     RemoteInput,
     SharedInput,
@@ -112,8 +113,13 @@ class Partitions:
     # -- new records
 
     def is_reachable(self) -> bool:
-        """Return whether all records can be read."""
+        """Return whether records can be read."""
         return not isinstance(self._input, RemoteInput) or self._input.is_reachable()
+
+    def away_records(self) -> RecordNumbers:
+        """Return the records, ascending, that cannot be read while others can."""
+        away = self._input.away() if isinstance(self._input, PartlyRemoteInput) else ()
+        return self._parts.numbers_of(away) if away else NO_RECORDS
 
     def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:
         """Return the numbers of records to emit for the first time, ascending. Those that were held back come first.

@@ -322,9 +322,11 @@ class Run:
     def _next_records(self, now: float) -> tuple[ReplayGroup, RecordNumbers]:
         """Return the replays and new records of the next batch.
 
-        While the input is out of reach, replays wait: otherwise they would use up their retries.
+        While the input is out of reach, or a partition of it, replays wait: otherwise they would use up their retries.
         """
         may_replay = not self._is_replay_due(now) or self._partitions.is_reachable()
+        if may_replay and len(away := self._partitions.away_records()):
+            self._in_flight.schedule.postpone(away, now, now + LOOK_S)
         replays = (self._in_flight.take_replays(now, self._size.records) if may_replay else None) or NO_REPLAYS
         room = 0 if replays.depth else self._size.records - len(replays.records)
         new = self._partitions.plan_records(room, self._tasks)

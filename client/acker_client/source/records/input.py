@@ -206,10 +206,20 @@ class RemoteInput(Input[P], Protocol[P]):
     """An input whose records may be out of reach for a while."""
 
     def is_reachable(self) -> bool:
-        """Return whether all records can be read now. May wait some seconds.
+        """Return whether records can be read now. May wait some seconds.
 
         Replays wait while it is False, and ``plan`` leaves out what cannot be read.
         """
+        ...
+
+
+@runtime_checkable
+class PartlyRemoteInput(RemoteInput[P], Protocol[P]):
+    """A remote input of which some partitions may be out of reach while others can be read."""
+
+    def away(self) -> Collection[str]:
+        """Return the partitions whose records could not be read when ``is_reachable`` was last asked. Their replays
+        wait."""
         ...
 
 
