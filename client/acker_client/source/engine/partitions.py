@@ -27,9 +27,7 @@ from acker_client.source.records.input import (
     Input,
     Observed,
     ObservedInput,
-    PartlyRemoteInput,
     PausableInput,
-    RemoteInput,
     SharedInput,
 )
 from acker_client.source.records.key_order import KeyOrder
@@ -111,15 +109,6 @@ class Partitions:
         self._checkpointing.close()
 
     # -- new records
-
-    def is_reachable(self) -> bool:
-        """Return whether records can be read."""
-        return not isinstance(self._input, RemoteInput) or self._input.is_reachable()
-
-    def away_records(self) -> RecordNumbers:
-        """Return the records, ascending, that cannot be read while others can."""
-        away = self._input.away() if isinstance(self._input, PartlyRemoteInput) else ()
-        return self._parts.numbers_of(away) if away else NO_RECORDS
 
     def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:
         """Return the numbers of records to emit for the first time, ascending. Those that were held back come first.
