@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.decoding.lines import TextParser
+from acker_client.source.files.input import FileInput
 from acker_client.source.records.input import Committed, Input, Original, Plan
 from acker_client.source.records.parts import Lookup, Parts
 from acker_client.source.records.ranges import Ranges
@@ -86,6 +88,34 @@ class Driven:
     @property
     def description(self) -> str:
         return self.input.describe(self.parts.done)
+
+
+class Tail:
+    """Follows the lines of files. Looks for new ones only when a test asks for it."""
+
+    def __init__(self, paths: str, committed: Mapping[str, Committed] | None = None, **options: Any) -> None:
+        self.now_s = 0.0
+        self.input = FileInput(paths, TextParser(), follow_s=2.0, clock=lambda: self.now_s, **options)
+        self.driven = Driven(self.input, committed)
+
+    def look(self, records_max: int = 1000) -> list[int]:
+        """List the files, and return the numbers of the new records."""
+        self.now_s += 2.0
+        plan = self.input.plan(records_max, 2)
+        assert not plan.is_end
+        return list(map(int, self.driven.take(plan)))
+
+    def read(self, records: list[int]) -> list[str]:
+        """Return the lines of records, as executors read them."""
+        slices = self.driven.slices(records, 2)
+        return [value for each in slices for rows in each.read() for value in rows.columns.column("value").to_pylist()]
+
+    def new(self, records_max: int = 1000) -> list[str]:
+        return self.read(self.look(records_max))
+
+    def finish_all(self) -> dict[str, Committed]:
+        self.driven.finish(sorted(self.driven._open))
+        return dict(self.driven.committed())
 
 
 def checkpoint(path: Path, *, source: str = "orders", kind: str = "files") -> CheckpointFile:

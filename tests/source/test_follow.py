@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +16,8 @@ from acker_client.source import Batch, Files
 from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged
 from acker_client.source.files.input import FileInput
-from acker_client.source.records.input import Committed
-from tests.source.driven import Driven
+from tests.source.driven import Driven, Tail
 from tests.source.executors import NO_SPARK, Cluster, save_all
-
-
-class Tail:
-    """Follows the files that match ``pattern``. Looks for new lines only when a test asks for it."""
-
-    def __init__(self, pattern: str, committed: Mapping[str, Committed] | None = None, **options: Any) -> None:
-        self.now_s = 0.0
-        self.input = FileInput(pattern, TextParser(), follow_s=2.0, clock=lambda: self.now_s, **options)
-        self.driven = Driven(self.input, committed)
-
-    def look(self, records_max: int = 1000) -> list[int]:
-        """List the files, and return the numbers of the new records."""
-        self.now_s += 2.0
-        plan = self.input.plan(records_max, 2)
-        assert not plan.is_end
-        return list(map(int, self.driven.take(plan)))
-
-    def read(self, records: list[int]) -> list[str]:
-        """Return the lines of records, as executors read them."""
-        slices = self.driven.slices(records, 2)
-        return [value for each in slices for rows in each.read() for value in rows.columns.column("value").to_pylist()]
-
-    def new(self, records_max: int = 1000) -> list[str]:
-        return self.read(self.look(records_max))
-
-    def finish_all(self) -> dict[str, Committed]:
-        self.driven.finish(sorted(self.driven._open))
-        return dict(self.driven.committed())
 
 
 def rotate_keeping_two(folder: Path) -> None:
