@@ -56,7 +56,7 @@ class DeadLettering:
         self._made: tuple[Failures, list[DeadLetter]] = NONE_SPENT, []
         # How often the input or the store was away since the last letters, since when, and when to ask it again.
         self._failures, self._away_since_s, self._due_s = 0, 0.0, float("-inf")
-        self._outage = Outage("dead letters", environment.clock)
+        self._outage = Outage("the input or the store of dead letters", environment.clock)
 
     @property
     def has_queued(self) -> bool:

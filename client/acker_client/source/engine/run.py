@@ -325,8 +325,9 @@ class Run:
 
         While the input is out of reach, or a partition of it, replays wait: otherwise they would use up their retries.
         """
-        may_replay = not self._is_replay_due(now) or self._lookup.is_reachable()
-        if may_replay and len(away := self._lookup.away_records()):
+        is_due = self._is_replay_due(now)
+        may_replay = not is_due or self._lookup.is_reachable()
+        if is_due and may_replay and len(away := self._lookup.away_records()):
             self._in_flight.schedule.postpone(away, now, now + LOOK_S)
         replays = (self._in_flight.take_replays(now, self._size.records) if may_replay else None) or NO_REPLAYS
         room = 0 if replays.depth else self._size.records - len(replays.records)
