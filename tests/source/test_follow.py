@@ -208,6 +208,21 @@ def test_a_file_that_is_removed_once_it_is_read_is_let_go_also_while_an_earlier_
     assert [tail.new(), tail.new(), tail.new(), tail.new()] == [["four"], [], [], []]
 
 
+def test_a_new_file_with_the_inode_of_a_removed_one_does_not_end_a_run_that_has_not_listed_it_yet(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    (tmp_path / "b.log").write_text("two\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    assert tail.new() == ["one", "two"]
+    with (tmp_path / "a.log").open("a") as file:
+        file.write("three\nfour\n")
+    assert tail.new(1) == ["three"]
+    (tmp_path / "b.log").rename(tmp_path / "c.log")
+    (tmp_path / "c.log").write_text("5\n")
+    assert [tail.new(), tail.new(), tail.new()] == [["four", "5"], [], []]
+
+
 def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "app.log.1").write_text("old\n")
     tail = Tail(f"{tmp_path}/app.log*")

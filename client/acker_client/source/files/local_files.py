@@ -136,7 +136,8 @@ class LocalFiles:
             if file.partition in self._missing:
                 continue
             try:
-                opened = file.content.open(file.shown)
+                # A new file may have its inode. A file that was truncated in its place has an error of its own.
+                opened = (file.recognized if _has_left(file) else file.content).open(file.shown)
             except InputChanged:
                 if not (_has_left(file) and file.is_read()):
                     raise
