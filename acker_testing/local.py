@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from acker_client.backoff import Clock, Sleep
 from acker_client.errors import Rejected, Unavailable
@@ -48,6 +49,8 @@ SEQUENCE_WINDOW = 64
 MAX_MESSAGE_BYTES = 4 << 20
 # How often a waiting watch asks the shard. In simulated time this costs nothing.
 _STEP_S = 0.01
+# The limits of the shards of `new_shard`.
+_LIMITS: WeakKeyDictionary[Shard, dict[str, Any]] = WeakKeyDictionary()
 
 
 class SimulatedTime:
@@ -84,6 +87,9 @@ class LocalServer:
         self.id = id
         self.is_up = True
         self._clock = clock
+        # Since when the server is stopped, and for how long it was stopped before. The shard does not see that time.
+        self._stopped_s: float | None = None
+        self._away_s = 0.0
         self._sleep = sleep
         self._lock = threading.Lock()
 
@@ -94,11 +100,17 @@ class LocalServer:
     def stop(self) -> None:
         """Answer no calls from now on."""
         self.is_up = False
+        self._stopped_s = self._clock() if self._stopped_s is None else self._stopped_s
 
     def start(self, *, with_state: bool = True) -> None:
-        """Answer calls again, with the state (as after a planned restart) or without it (as after a crash)."""
+        """Answer calls again, with the state (as after a planned restart) or without it (as after a crash).
+
+        No timeout or lease counts the time since ``stop``. A shard of ``new_shard`` keeps its limits."""
         if not with_state:
-            self.shard = new_shard()
+            self.shard = new_shard(**_LIMITS.get(self.shard, {}))
+        if self._stopped_s is not None:
+            self._away_s += self._clock() - self._stopped_s
+        self._stopped_s = None
         self.is_up = True
 
     def ask(self, question: Callable[[Shard, float], Reply]) -> Reply:
@@ -106,7 +118,7 @@ class LocalServer:
         with self._lock:
             if not self.is_up:
                 raise Unavailable("the local server is stopped: start() it")
-            now = self._clock()
+            now = self._clock() - self._away_s
             self.shard.tick(now)
             return question(self.shard, now)
 
@@ -195,10 +207,12 @@ def new_shard(*, incarnation: int | None = None, generation: int | None = None, 
         from acker_service.core.shard import Shard
     except ImportError as error:
         raise missing("acker_testing", "service", error) from error
-    return Shard(
+    shard = Shard(
         incarnation=secrets.randbits(64) if incarnation is None else incarnation,
         generation=secrets.randbits(64) if generation is None else generation,
         version=VERSION,
         sequence_window=SEQUENCE_WINDOW,
         **limits,
     )
+    _LIMITS[shard] = limits
+    return shard

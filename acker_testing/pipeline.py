@@ -19,11 +19,23 @@ from typing import Any, Self
 
 from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry, Summary
 from acker_client.source.records.reasons import split_reason
-from acker_client.spark.driver.session import SERVERS, check_session, local_session
+from acker_client.spark.driver.session import (
+    ACCESS_FILE,
+    SERVERS,
+    TLS,
+    TLS_FILES,
+    TOKEN,
+    TOKEN_FILE,
+    check_session,
+    local_session,
+)
 from acker_protocol.messages import Verdict
 from acker_testing.child import Child, python_path
 
 Record = str | Mapping[str, Any]
+
+# Settings of a session that are meant for other servers.
+ACCESS = (ACCESS_FILE, TOKEN, TOKEN_FILE, TLS, *TLS_FILES.values())
 
 # One replay, without a delay.
 QUICK = Retry(max_retries=1, initial_s=0.0)
@@ -61,7 +73,8 @@ class Pipeline:
     """Runs pipelines in tests: a context manager with a Spark session and its own server.
 
     ``spark``: the session to use. None: the active session of this process, else a new local one, which is stopped at
-    the end. ``conf``: settings of a new session. Starting Spark takes seconds, so share one Pipeline in a fixture for
+    the end. ``conf``: settings of a new session. While the pipeline is open, this process has no ``ACKER_`` variables,
+    because they are meant for other servers. Starting Spark takes seconds, so share one Pipeline in a fixture for
     all tests. Spark's workers use the import path of this process, so they can import functions of a test module.
 
     >>> @pytest.fixture(scope="session")
@@ -112,11 +125,13 @@ class Pipeline:
         if self._given is not None:
             check_session(self._given)
         with ExitStack() as undo:
+            # Must come before the session: Spark's processes inherit the environment.
+            hidden = _hide_variables(undo)
             folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="acker-server-")))
             server = Child(folder)
             undo.callback(server.end)
             spark = self._session(undo)
-            _set(undo, spark, server.await_ready())
+            _set(undo, spark, server.await_ready(), hidden)
             self._spark = spark
             self._exits = undo.pop_all()
         return self
@@ -191,12 +206,31 @@ def _json(index: int, record: Mapping[str, Any]) -> str:
         ) from None
 
 
-def _set(undo: ExitStack, spark: Any, address: str) -> None:
-    """Set the server's address and the workers' import path in the session. ``undo`` restores the previous values."""
-    before = spark.conf.get(SERVERS, None)
-    spark.conf.set(SERVERS, address)
-    undo.callback(lambda: spark.conf.unset(SERVERS) if before is None else spark.conf.set(SERVERS, before))
+def _hide_variables(undo: ExitStack) -> list[str]:
+    """Remove the ``ACKER_`` variables from the environment, and return their names. ``undo`` restores them."""
+    hidden = {name: text for name, text in os.environ.items() if name.startswith("ACKER_")}
+    for name in hidden:
+        del os.environ[name]
+    undo.callback(os.environ.update, hidden)
+    return list(hidden)
+
+
+def _set(undo: ExitStack, spark: Any, address: str, hidden: Sequence[str]) -> None:
+    """Set the server's address in the session, without access to other servers, and the workers' import path. Workers
+    of a session that was there before do not see the variables ``hidden``. ``undo`` restores the previous values."""
+    access = {**dict.fromkeys(ACCESS), SERVERS: address}
+    undo.callback(_configure, spark, {key: spark.conf.get(key, None) for key in access})
+    _configure(spark, access)
     environment = spark.sparkContext.environment
-    path = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path(), path]))
-    undo.callback(lambda: environment.pop("PYTHONPATH") if path is None else environment.update(PYTHONPATH=path))
+    undo.callback(environment.update, dict(environment))
+    undo.callback(environment.clear)  # runs first
+    path = os.pathsep.join(filter(None, [python_path(), environment.get("PYTHONPATH")]))
+    environment.update(dict.fromkeys(hidden, ""), PYTHONPATH=path)
+
+
+def _configure(spark: Any, values: Mapping[str, str | None]) -> None:
+    for key, value in values.items():
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)

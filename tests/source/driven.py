@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
-from acker_client.source.records.input import Committed, Input, Original
+from acker_client.source.decoding.lines import TextParser
+from acker_client.source.files.input import FileInput
+from acker_client.source.records.input import Committed, Input, Original, Plan
 from acker_client.source.records.parts import Lookup, Parts
 from acker_client.source.records.ranges import Ranges
 
@@ -29,16 +31,23 @@ class Driven:
         self.parts: Parts[Any] = Parts({name: each.done for name, each in (committed or {}).items()})
         self._committed = dict(committed or {})
         self._open: set[int] = set()
+        self._moved: set[str] = set()
         input_.start(self._committed)
 
     def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
         """Return the numbers of the next records that are not done; an empty array at the end."""
         while True:
             plan = self.input.plan(records_max, tasks)
-            records = self.parts.add_parts(plan.parts)
+            records = self.take(plan)
             if len(records) or plan.is_end:
-                self._open |= set(records.tolist())
                 return records
+
+    def take(self, plan: Plan[Any]) -> np.ndarray:
+        """Return the numbers of the planned records that are not done."""
+        records = self.parts.add_parts(plan.parts)
+        self._open |= set(records.tolist())
+        self._moved |= set(plan.moved)
+        return records
 
     def drain(self, records_max: int = 1000) -> np.ndarray:
         planned = [np.empty(0, np.int64)]
@@ -68,7 +77,8 @@ class Driven:
 
     def committed(self) -> dict[str, Committed]:
         """Return the content of the checkpoint as it is after being written as JSON and read back."""
-        for partition in self.parts.take_changed():
+        moved, self._moved = self._moved & set(self.parts.done), set()
+        for partition in self.parts.take_changed() | moved:
             done = self.parts.done[partition]
             self.input.advance(partition, done)
             mark = json.loads(json.dumps(dict(self.input.mark(partition, done))))
@@ -78,6 +88,34 @@ class Driven:
     @property
     def description(self) -> str:
         return self.input.describe(self.parts.done)
+
+
+class Tail:
+    """Follows the lines of files. Looks for new ones only when a test asks for it."""
+
+    def __init__(self, paths: str, committed: Mapping[str, Committed] | None = None, **options: Any) -> None:
+        self.now_s = 0.0
+        self.input = FileInput(paths, TextParser(), follow_s=2.0, clock=lambda: self.now_s, **options)
+        self.driven = Driven(self.input, committed)
+
+    def look(self, records_max: int = 1000) -> list[int]:
+        """List the files, and return the numbers of the new records."""
+        self.now_s += 2.0
+        plan = self.input.plan(records_max, 2)
+        assert not plan.is_end
+        return list(map(int, self.driven.take(plan)))
+
+    def read(self, records: list[int]) -> list[str]:
+        """Return the lines of records, as executors read them."""
+        slices = self.driven.slices(records, 2)
+        return [value for each in slices for rows in each.read() for value in rows.columns.column("value").to_pylist()]
+
+    def new(self, records_max: int = 1000) -> list[str]:
+        return self.read(self.look(records_max))
+
+    def finish_all(self) -> dict[str, Committed]:
+        self.driven.finish(sorted(self.driven._open))
+        return dict(self.driven.committed())
 
 
 def checkpoint(path: Path, *, source: str = "orders", kind: str = "files") -> CheckpointFile:

@@ -8,15 +8,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSelector, FileSystemHandler, FileType, LocalFileSystem, SubTreeFileSystem
 
-from acker_client.source.decoding.lines import TextParser
-from acker_client.source.files.input import FileInput
 from acker_client.source.storage.objects import Objects
 from acker_client.source.storage.store import Store
-from tests.source.driven import Driven
 
 
 def store_over(folder: Path, *, is_flat: bool = False) -> Store:
@@ -44,27 +40,6 @@ def names_in(objects: Objects) -> list[str]:
 
 def refuse_folder(store: Store, path: str) -> Objects:
     return Objects.of([])
-
-
-class Followed:
-    """Follows lines of files. Looks for new objects only when a test asks for it."""
-
-    def __init__(self, paths: str | Sequence[str], committed: Any = None, **options: Any) -> None:
-        self.now_s = 0.0
-        self.input = FileInput(paths, TextParser(), follow_s=2.0, clock=lambda: self.now_s, **options)
-        self.driven = Driven(self.input, committed)
-
-    def look(self) -> np.ndarray:
-        """List the paths, and return the numbers of the new records."""
-        self.now_s += 2.0
-        plan = self.input.plan(1000, 2)
-        assert not plan.is_end
-        records = self.driven.parts.add_parts(plan.parts)
-        self.driven._open |= set(records.tolist())
-        return records
-
-    def new(self) -> list[str]:
-        return values_in(self.driven.slices(self.look()))
 
 
 def values_in(slices: Iterable[Any]) -> list[str]:

@@ -7,8 +7,8 @@ import fcntl
 import json
 import os
 import stat
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.source import Retry
+from acker_client.source import Batch, Emissions, Failures, Listener, Retry
 from acker_client.source.dead_letters import letters_file as dead_letters
 from acker_client.source.dead_letters.letters_file import DeadLetterFile
 from acker_client.source.dead_letters.letters_log import DeadLetterLog
 from acker_client.source.decoding.lines import LINE_BYTES_MAX
-from acker_client.source.engine import dead_lettering
 from acker_client.source.errors import SourceError
 from acker_client.source.files.input import FileInput
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
-from acker_client.source.waiting import OutOfReach, outlast
+from acker_client.source.waiting import OutOfReach
 from tests.source.disks import forbidden, full, room_for
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 
@@ -291,29 +290,113 @@ def test_a_file_of_the_name_log_is_named_by_its_path(tmp_path: Path, monkeypatch
     assert json.loads((tmp_path / "log").read_text())["value"] == "bad"
 
 
+@dataclass
+class AwayLetters:
+    """A store of letters that is away until ``back_s`` of the time of ``cluster``."""
+
+    cluster: Cluster
+    back_s: float
+    letters: list[DeadLetter] = field(default_factory=list)
+    tries: int = 0
+
+    def open(self) -> None: ...
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        self.tries += 1
+        if self.cluster.time.clock() < self.back_s:
+            raise OutOfReach("the store does not answer")
+        self.letters += letters
+
+    def close(self) -> None: ...
+
+
+def test_while_the_store_of_letters_is_away_other_records_go_on_and_each_letter_is_written_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "bad", "b", "c", "bad too", "e")
+    store, acked_at = AwayLetters(cluster, 50.0), list[float]()
+    source = cluster.source(
+        dead_letters=store, retry=Retry(max_retries=0), batch_records=1, checkpoint=tmp_path / "c", follow_s=1.0
+    )
+
+    def process(batch: Batch) -> None:
+        failing(lambda row: row.value.startswith("bad"))(batch)
+        acked_at.append(cluster.time.clock())
+        assert not store.letters
+
+    class Until(Listener):
+        def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
+            if len(store.letters) == 2:
+                source.stop()
+
+    source.options = replace(source.options, listener=Until())
+    summary = source.run(NO_SPARK, process)
+    assert [letter.value for letter in store.letters] == [b"bad", b"bad too"]
+    assert (summary.acked, summary.dead_lettered, summary.open) == (3, 2, 0)
+    assert max(acked_at) < 50.0 <= cluster.time.clock()
+    assert cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all).records == 0
+
+
+def test_a_run_ends_once_the_store_of_letters_is_away_for_long_and_when_it_is_told_to_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "good", "bad")
+    store = AwayLetters(cluster, 10_000.0)
+    options: dict[str, Any] = {"checkpoint": tmp_path / "c", "retry": Retry(max_retries=0)}
+    bad = failing(lambda row: row.value == "bad")
+    with pytest.raises(SourceError, match=r"^the store does not answer\. nothing is lost"):
+        cluster.source(dead_letters=store, **options).run(NO_SPARK, bad)
+    assert 300.0 <= cluster.time.clock() < 330.0
+    source = cluster.source(dead_letters=store, **options)
+
+    def process(batch: Batch) -> None:
+        bad(batch)
+        source.stop()
+
+    summary = source.run(NO_SPARK, process)
+    assert (summary.records, summary.open, summary.dead_lettered) == (1, 1, 0)
+    assert cluster.time.clock() < 340.0
+    assert cluster.source(**options).run(NO_SPARK, save_all).acked == 1
+
+
+def test_letters_of_a_partition_that_cannot_be_read_wait_and_those_of_the_others_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "a")
+    cluster.write("b.txt", "b")
+    store = AwayLetters(cluster, 0.0)
+
+    def away(_: object) -> list[str]:
+        return [str(tmp_path / "a.txt")] if cluster.time.clock() < 50.0 else []
+
+    monkeypatch.setattr(FileInput, "away", away, raising=False)
+    source = cluster.source(dead_letters=store, retry=Retry(max_retries=0))
+    source.run(NO_SPARK, failing(lambda row: True))
+    assert [(letter.value, letter.last_s >= 1_700_000_050.0) for letter in store.letters] == [
+        (b"b", False),
+        (b"a", True),
+    ]
+
+
 def test_letters_wait_for_an_input_that_is_away_and_if_it_stays_away_the_run_ends_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, waits, originals = Cluster(tmp_path), list[float](), FileInput.originals
+    cluster, originals = Cluster(tmp_path), FileInput.originals
     cluster.write("a.txt", "good", "bad", "worse")
-    now_s, back_s = [0.0], [50.0]
-
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        now_s[0] += seconds
+    back_s = [50.0]
 
     def away_for_a_while(input_: Any, chosen: Any) -> Any:
-        if now_s[0] < back_s[0]:
+        if cluster.time.clock() < back_s[0]:
             raise OutOfReach("the store does not answer")
         return originals(input_, chosen)
 
     monkeypatch.setattr(FileInput, "originals", away_for_a_while)
-    monkeypatch.setattr(dead_lettering, "outlast", partial(outlast, clock=lambda: now_s[0], sleep=sleep))
     options: dict[str, Any] = {"checkpoint": tmp_path / "c", "retry": Retry(max_retries=0)}
     assert cluster.source(**options).run(NO_SPARK, failing(lambda row: row.value == "bad")).dead_lettered == 1
     (line,) = (tmp_path / "dead.jsonl").read_text().splitlines()
     assert DeadLetter.of_json(line).value == b"bad"
-    assert sum(waits) >= 50.0
+    assert cluster.time.clock() >= 50.0
     cluster.write("b.txt", "bad too")
     back_s[0] = 10_000.0
     with pytest.raises(SourceError, match=r"records cannot be read: the store does not answer\. nothing is lost"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +16,8 @@ from acker_client.source import Batch, Files
 from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged
 from acker_client.source.files.input import FileInput
-from acker_client.source.records.input import Committed
-from tests.source.driven import Driven
+from tests.source.driven import Driven, Tail
 from tests.source.executors import NO_SPARK, Cluster, save_all
-
-
-class Tail:
-    """Follows the files that match ``pattern``. Looks for new lines only when a test asks for it."""
-
-    def __init__(self, pattern: str, committed: Mapping[str, Committed] | None = None, **options: Any) -> None:
-        self.now_s = 0.0
-        self.input = FileInput(pattern, TextParser(), follow_s=2.0, clock=lambda: self.now_s, **options)
-        self.driven = Driven(self.input, committed)
-
-    def look(self, records_max: int = 1000) -> list[int]:
-        """List the files, and return the numbers of the new records."""
-        self.now_s += 2.0
-        plan = self.input.plan(records_max, 2)
-        assert not plan.is_end
-        records = self.driven.parts.add_parts(plan.parts)
-        self.driven._open |= set(records.tolist())
-        return list(map(int, records))
-
-    def read(self, records: list[int]) -> list[str]:
-        """Return the lines of records, as executors read them."""
-        slices = self.driven.slices(records, 2)
-        return [value for each in slices for rows in each.read() for value in rows.columns.column("value").to_pylist()]
-
-    def new(self, records_max: int = 1000) -> list[str]:
-        return self.read(self.look(records_max))
-
-    def finish_all(self) -> dict[str, Committed]:
-        self.driven.finish(sorted(self.driven._open))
-        return dict(self.driven.committed())
 
 
 def rotate_keeping_two(folder: Path) -> None:
@@ -240,6 +208,21 @@ def test_a_file_that_is_removed_once_it_is_read_is_let_go_also_while_an_earlier_
     assert [tail.new(), tail.new(), tail.new(), tail.new()] == [["four"], [], [], []]
 
 
+def test_a_new_file_with_the_inode_of_a_removed_one_does_not_end_a_run_that_has_not_listed_it_yet(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    (tmp_path / "b.log").write_text("two\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    assert tail.new() == ["one", "two"]
+    with (tmp_path / "a.log").open("a") as file:
+        file.write("three\nfour\n")
+    assert tail.new(1) == ["three"]
+    (tmp_path / "b.log").rename(tmp_path / "c.log")
+    (tmp_path / "c.log").write_text("5\n")
+    assert [tail.new(), tail.new(), tail.new()] == [["four", "5"], [], []]
+
+
 def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "app.log.1").write_text("old\n")
     tail = Tail(f"{tmp_path}/app.log*")
@@ -323,6 +306,99 @@ def test_a_record_of_a_file_that_a_longer_copy_has_just_replaced_is_read_again_b
     (tmp_path / "new").rename(path)
     assert tail.driven.values(first) == [b"one", b"two"]
     assert [tail.new(), tail.new()] == [["three", "four", "five"], []]
+
+
+def test_a_record_of_a_removed_file_is_never_read_from_a_new_file_with_its_inode(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntwo\n")
+    tail = Tail(f"{tmp_path}/app.log")
+    first = tail.look()
+    rotate(tmp_path)
+    assert tail.look() == []
+    slices = tail.driven.slices(first)
+    # ext4 does this when the oldest file is removed and a new one is created: the new one gets the same inode.
+    (tmp_path / "app.log.1").rename(log)
+    log.write_text("ONE\nTWO\nTHREE\n")
+    with pytest.raises(InputChanged, match="was removed or written anew before its lines were done"):
+        list(slices[0].read())
+    with pytest.raises(InputChanged, match="was removed or written anew before its lines were done"):
+        tail.read(first)
+    assert tail.driven.values(first) == [None, None]
+    tail.driven.finish(first[:1])
+    with pytest.raises(CheckpointError, match=r"app.log.1 was read to line 1 only, and is not among"):
+        Tail(f"{tmp_path}/app.log", tail.driven.committed())
+
+
+def test_a_restart_knows_a_file_that_a_copy_replaced_and_that_was_renamed_in_a_later_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    for finished in ([0], [0, 1]):
+        path.write_text("one\ntwo\n")
+        tail = Tail(f"{path}*")
+        tail.look()
+        tail.driven.finish(finished)
+        committed = tail.driven.committed()
+        (tmp_path / "new").write_text("one\ntwo\n")
+        (tmp_path / "new").rename(path)
+        again = Tail(f"{path}*", committed)
+        assert again.new() == ["one", "two"][len(finished) :]
+        committed = again.driven.committed()
+        path.rename(tmp_path / "a.log.1")
+        path.write_text("three\n")
+        assert Tail(f"{path}*", committed).new() == ["three", *["one", "two"][len(finished) :]]
+        (tmp_path / "a.log.1").unlink()
+
+
+def test_a_restart_knows_a_file_that_has_the_inode_of_a_removed_file_of_another_name(tmp_path: Path) -> None:
+    (tmp_path / "b.log").write_text("one\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    assert tail.new() == ["one"]
+    (tmp_path / "b.log").rename(tmp_path / "a.log")
+    (tmp_path / "a.log").write_text("two\nthree\n")
+    assert tail.new() == ["two", "three"]
+    tail.driven.finish([0, 1])
+    assert Tail(f"{tmp_path}/*.log", tail.driven.committed()).new() == ["three"]
+    assert Tail(f"{tmp_path}/*.log", tail.finish_all()).new() == []
+
+
+def test_a_restart_takes_a_new_file_with_the_inode_of_a_renamed_and_removed_one_as_new(tmp_path: Path) -> None:
+    log, spare = tmp_path / "app.log", tmp_path / "spare"
+    log.write_text("one\n")
+    tail = Tail(str(log))
+    assert tail.new() == ["one"]
+    tail.finish_all()
+    rotate(tmp_path)
+    log.write_text("")
+    assert tail.new() == []
+    committed = dict(tail.driven.committed())
+    (tmp_path / "app.log.1").rename(spare)  # rotated again with `rotate 1`, and the inode is used again
+    rotate(tmp_path)
+    spare.write_text("new\n")
+    spare.rename(log)
+    again = Tail(str(log), committed)
+    assert again.new() == ["new"]
+
+
+def test_a_removed_file_with_open_records_goes_on_once_it_is_brought_back(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    for follow_s in (2.0, None):
+        log.write_text("one\ntwo\nthree\nfour\n")
+        driven = Driven(FileInput(str(log), TextParser(), follow_s=follow_s))
+        driven.plan()
+        driven.finish([0, 2])
+        log.unlink()
+        committed = dict(driven.committed())
+        log.write_text("other\n" * 10)
+        with pytest.raises(CheckpointError):
+            Tail(str(log), committed)
+        log.unlink()
+        with pytest.raises(CheckpointError, match="was read to line 1 only, and is not among the files any more: brin"):
+            Tail(str(log), committed)
+        log.write_text("one\ntwo\nthree\nfour\nfive\n")
+        again = Driven(FileInput(str(log), TextParser()), committed)
+        assert again.values(again.drain()) == [b"two", b"four", b"five"]
+        log.unlink()
+        driven.finish([1, 3])
+        assert Tail(str(log), driven.committed()).new() == []
 
 
 def test_another_file_in_the_place_of_one_that_is_being_read_is_an_error_never_other_records(tmp_path: Path) -> None:
@@ -456,3 +532,21 @@ def test_a_source_that_follows_takes_what_comes_and_ends_when_it_is_told_to_stop
     cluster.write("d.txt", "four")
     again = cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all)
     assert again.acked == 1
+
+
+def test_a_run_without_new_lines_saves_where_its_files_are_now(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    path = tmp_path / "a.txt"
+    cluster.write("a.txt", "one")
+    source = cluster.source(follow_s=2.0, checkpoint=tmp_path / "c")
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        source.stop()
+
+    assert source.run(NO_SPARK, process).acked == 1
+    (tmp_path / "new").write_text("one\n")
+    (tmp_path / "new").rename(path)
+    assert cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all).records == 0
+    path.rename(tmp_path / "b.txt")
+    assert cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all).records == 0

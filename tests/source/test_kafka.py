@@ -34,7 +34,7 @@ from acker_client.source import (
     SourceError,
 )
 from acker_client.source.engine.environment import arrow_schema
-from acker_client.source.kafka.broker import Broker, CommittedOffset
+from acker_client.source.kafka.broker import LATEST, Broker, CommittedOffset
 from acker_client.source.kafka.connection import Unreachable, error_of, library
 from acker_client.source.kafka.input import KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection, Topics
@@ -827,22 +827,48 @@ def test_a_partition_without_a_leader_is_left_alone_and_the_others_are_read(
     topic = kafka.new_topic(5, 5)
     input_ = leaderless(opened, kafka, topics=topic)
     input_.start({})
-    assert (planned(input_), input_.is_reachable()) == ([(0, 0, 5), (1, 0, 5)], True)
+    assert (planned(input_), input_.is_reachable(), input_.away()) == ([(0, 0, 5), (1, 0, 5)], True, [])
     for more in range(3):
         kafka.write(topic, 0, [b"x"])
         kafka.write(topic, 1, [b"x"])
         without.add(1)
-        assert (planned(input_), input_.is_reachable()) == ([(0, 5 + more, 6 + more)], False)
+        planned_now = [(0, 5 + more, 6 + more)]
+        assert (planned(input_), input_.is_reachable(), input_.away()) == (planned_now, True, [f"{topic}/1"])
     without.update(range(4))
     kafka.write(topic, 0, [b"x"])
     assert (planned(input_), input_.is_reachable()) == ([], False)
     without.clear()
-    assert input_.is_reachable()
+    assert (input_.is_reachable(), input_.away()) == (True, [])
     assert planned(input_) == [(0, 8, 9), (1, 5, 8)]
     assert [caplog.text.count(says) for says in (f"has answered for {topic}/1; waiting", "Kafka answers again")] == [
         1,
         1,
     ]
+
+
+def test_a_plan_right_after_the_question_whether_brokers_answer_does_not_ask_for_the_ends_again(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, now, asked = kafka.new_topic(1), [0.0], list[int]()
+    offsets = Broker.offsets
+
+    def counted(self: Broker, partitions: Any, at: int, *given: Any, **options: Any) -> Any:
+        asked.append(at)
+        return offsets(self, partitions, at, *given, **options)
+
+    input_ = leaderless(opened, kafka, lambda: now[0], topics=topic, refresh_s=60.0)
+    input_.start({})
+    assert planned(input_) == [(0, 0, 1)]
+    monkeypatch.setattr(Broker, "offsets", counted)
+    for turn in range(3):
+        now[0] += 2.0
+        kafka.write(topic, 0, [b"x"])
+        assert input_.is_reachable()
+        assert planned(input_) == [(0, 1 + 2 * turn, 2 + 2 * turn)]
+        assert asked == [LATEST] * (1 + 2 * turn)
+        kafka.write(topic, 0, [b"x"])
+        assert planned(input_) == [(0, 2 + 2 * turn, 3 + 2 * turn)]
+        assert asked == [LATEST] * (2 + 2 * turn)
 
 
 def test_a_partition_that_is_known_to_have_more_is_not_planned_without_its_leader(
@@ -866,7 +892,7 @@ def test_a_topic_that_is_deleted_while_a_partition_has_no_leader_is_noticed(
     input_.start({})
     assert len(planned(input_)) == 2
     without.add(1)
-    assert (planned(input_), input_.is_reachable()) == ([], False)
+    assert (planned(input_), input_.away()) == ([], [f"{kept}/1", f"{topic}/1"])
     partitions = Broker.partitions
     monkeypatch.setattr(
         Broker, "partitions", lambda *given: {name: n for name, n in partitions(*given).items() if name == kept}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from acker_client.source.put_back.store import put_back, read_files
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_client.source.records.stores import DeadLetterStore
 from acker_client.source.storage.store import Store
+from acker_client.source.waiting import OutOfReach
 from acker_command.dead_letters import dead_letters
 from acker_command.options import run
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of
@@ -88,14 +90,29 @@ def test_a_large_write_becomes_several_objects(server: S3Server, bucket: str, mo
 
 
 def test_letters_are_written_again_if_the_store_was_away_and_none_is_there_twice(
-    server: S3Server, bucket: str, tmp_path: Path
+    server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letters = DeadLetterObjects(f"{bucket}/dead", filesystem=server.filesystem())
     calls = iter(range(20))
     server.before = lambda method, path: (503, "SlowDown") if method != "GET" and next(calls) in (0, 2, 4) else None
-    letters.write([letter(1)])
-    letters.write([letter(2)])
-    assert lines_in(f"s3://{bucket}/dead{server.query}") == [1, 2]
+    for number in (1, 2):
+        while True:
+            with suppress(OutOfReach):
+                letters.write([letter(number)])
+                break
+    server.before = nothing
+    store_write = Store.write
+
+    def written_without_an_answer(store: Store, path: str, content: bytes) -> None:
+        store_write(store, path, content)
+        raise OutOfReach("no answer")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Store, "write", written_without_an_answer)
+        with pytest.raises(OutOfReach, match=r"dead letters cannot be written to .*no answer$"):
+            letters.write([letter(3)])
+    letters.write([letter(3)])
+    assert lines_in(f"s3://{bucket}/dead{server.query}") == [1, 2, 3]
 
 
 def test_an_outage_that_lasts_and_a_forbidden_or_missing_bucket_lose_nothing_and_are_named(
@@ -103,9 +120,10 @@ def test_an_outage_that_lasts_and_a_forbidden_or_missing_bucket_lose_nothing_and
 ) -> None:
     monkeypatch.setattr(letter_objects, "OUTAGE_S", 0.0)
     letters = DeadLetterObjects(f"{bucket}/dead", filesystem=server.filesystem())
-    for failure, says in (((503, "SlowDown"), "does not answer"), ((403, "AccessDenied"), "no permission")):
+    lost = ".*Nothing is lost: their records are not"
+    for failure, says in (((503, "SlowDown"), "does not answer"), ((403, "AccessDenied"), "no permission" + lost)):
         server.before = lambda method, path, failure=failure: failure  # type: ignore[misc]
-        match = rf"dead letters cannot be written to {bucket}/dead: .*{says}.*Nothing is lost: their records are not"
+        match = rf"dead letters cannot be written to {bucket}/dead: .*{says}"
         for attempt in (letters.open, partial(letters.write, [letter(1)])):
             with pytest.raises(SourceError, match=match):
                 attempt()

@@ -145,6 +145,30 @@ def test_a_missing_column_is_null_another_order_is_fine_and_another_type_is_refu
         Driven(ParquetInput(tmp_path, schema)).drain()
 
 
+def test_a_number_that_a_float_column_would_change_fails_its_row_alone_at_any_depth(tmp_path: Path) -> None:
+    numbers = [0.1, 1e300, 16777217.0, None, 2.0**60, float("inf"), -1e39]
+    held = pa.array([0.1, None, None, None, 2.0**60, float("inf"), None], pa.float32()).to_pylist()
+
+    def columns(type_: Any) -> list[tuple[str, Any]]:
+        deep = pa.struct([("l", pa.list_(type_)), ("m", pa.map_(pa.string(), type_))])
+        return [("f", type_), ("s", deep), ("d", pa.float64())]
+
+    rows: list[dict[str, Any]] = [{"f": number, "s": None, "d": number} for number in numbers]
+    rows += [{"f": None, "s": {"l": [0.5, number], "m": []}, "d": None} for number in numbers]
+    rows += [{"f": None, "s": {"l": None, "m": [("k", number)]}, "d": None} for number in numbers]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns(pa.float64()))), tmp_path / "a.parquet")
+    driven = Driven(ParquetInput(tmp_path / "a.parquet", pa.schema(columns(pa.float32()))))
+    records = driven.drain()
+    (read,) = [found for piece in driven.slices(records, 1) for found in piece.read()]
+    refused = [k for k, number in enumerate(numbers) if number in (1e300, 16777217.0, -1e39)]
+    assert sorted(read.unreadable) == [k + shift for shift in (0, 7, 14) for k in refused]
+    assert all("is not a number that a float holds" in reason for reason in read.unreadable.values())
+    made = read.columns.to_pylist()
+    assert [row["f"] for row in made[:7]] == held
+    assert [row["s"] and row["s"]["l"][1] for row in made[7:14]] == held
+    assert [row["s"] and row["s"]["m"][0][1] for row in made[14:]] == held
+
+
 def test_a_value_that_does_not_fit_its_column_fails_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, 1 << 40, 3]}), tmp_path / "a.parquet")
     driven = Driven(ParquetInput(tmp_path, arrow_schema("a int")))

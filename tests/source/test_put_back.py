@@ -294,6 +294,30 @@ def test_a_line_of_json_that_cannot_give_the_columns_fails_alone_and_letters_wit
     assert second == ({"counts": [("a", 1)]}, None)
 
 
+@pytest.mark.parametrize(
+    ("type_", "values", "read", "says"),
+    [
+        (pa.float32(), [1e300, -1e39, 16777217], [0.1, 16777216, "inf"], "is not a number that a float holds"),
+        (pa.float64(), [(1 << 53) + 1], [0.1, 1 << 53, "-inf", 1e300], "is not a number that a double holds"),
+        (pa.int64(), [1.5, 1 << 63], [(1 << 53) + 1], "is not an int64"),
+        (pa.int8(), [128], [-128], "is not an int8, being out of its range"),
+    ],
+)
+def test_a_value_that_its_column_would_change_fails_its_letter_alone_at_any_depth(
+    tmp_path: Path, type_: Any, values: list[Any], read: list[Any], says: str
+) -> None:
+    schema = pa.schema([("a", type_), ("b", pa.list_(pa.struct([("c", type_)])))])
+    given_ = [{"a": value} for value in (*values, *read)] + [{"b": [{"c": value}]} for value in (*values, *read)]
+    rows = rows_of(written(tmp_path / "again.jsonl", *map(letter, given_)), LetterParser(schema))
+    count = len(values)
+    flat, deep = rows[: count + len(read)], rows[count + len(read) :]
+    expected = pa.array([float(value) if isinstance(value, str) else value for value in read], type_).to_pylist()
+    assert [row["a"] for row, _ in flat] == [*[None] * count, *expected]
+    assert [row["b"] for row, _ in deep] == [*[None] * count, *([{"c": value}] for value in expected)]
+    for part in (flat, deep):
+        assert [says in (reason or "") for _, reason in part] == [True] * count + [False] * len(read)
+
+
 def test_a_letter_that_cannot_become_a_row_fails_alone_with_its_reason(tmp_path: Path) -> None:
     path = written(tmp_path / "again.jsonl", letter(None), letter({"a": 1}), letter(b"x", topic="t", partition=3))
     path.write_text("rubbish\n" + path.read_text())

@@ -91,6 +91,13 @@ class ScheduleBesideItsTwin(RuleBasedStateMachine):
             self.twin.records[record].due_s = None
         self.flying |= taken
 
+    @rule(records=st.sets(st.integers(0, 11)), seconds=st.sampled_from([0.0, 2.0]))
+    def postpone(self, records: set[int], seconds: float) -> None:
+        self.now += seconds
+        self.schedule.postpone(columns(records), self.now, self.now + 1)
+        for record in self.twin.due(self.now) & records:
+            self.twin.records[record].due_s = self.now + 1
+
     @invariant()
     def agree(self) -> None:
         if not hasattr(self, "twin"):
@@ -168,6 +175,18 @@ def test_records_that_must_be_alone_are_never_mixed_with_others() -> None:
     schedule.count_failures(columns([3]), now=0)
     groups = [schedule.take_due(5, 100) for _ in range(3)]
     assert sorted((group.records.tolist(), group.depth) for group in groups if group) == [([1], 0), ([2], 3), ([3], 0)]
+
+
+def test_of_a_piece_that_must_be_alone_only_the_postponed_records_wait_and_are_alone_then() -> None:
+    schedule = Schedule(Retry(initial_s=1, cap_s=1), draw=lambda: 1.0)
+    schedule.count_failures(columns([1, 2]), now=0, depth=3)
+    schedule.count_failures(columns([3]), now=0)
+    schedule.postpone(columns([2, 3]), 5, 6)
+    group = schedule.take_due(5, 100)
+    assert group is not None
+    assert (group.records.tolist(), group.depth, schedule.take_due(5, 100)) == ([1], 3, None)
+    groups = [schedule.take_due(6, 100) for _ in range(2)]
+    assert [(group.records.tolist(), group.depth) for group in groups if group] == [([2], 3), ([3], 0)]
 
 
 def test_attempts_of_records_that_are_done_are_forgotten() -> None:

@@ -34,7 +34,7 @@ from acker_client.source.records.in_flight import excusing
 from acker_client.source.records.retry import PIECES
 from acker_protocol.messages import Cause, Outcomes, Verdict
 from tests.source.disks import full
-from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, failing, frame_of, save_all
+from tests.source.executors import NO_SPARK, Cluster, Log, Polling, Row, breaking, failing, frame_of, save_all
 from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters, log_of
 
 TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
@@ -434,6 +434,33 @@ def test_while_replays_cannot_be_read_new_records_go_on(cluster: Cluster, monkey
 
     assert source.run(NO_SPARK, process).acked == 4
     assert seen == ["a", "b", "c", "d", "a"]
+
+
+def test_replays_of_a_partition_that_cannot_be_read_do_not_hold_back_those_of_the_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.write("a.txt", "a")
+    cluster.write("b.txt", "b")
+    tries = list[str]()
+
+    def away(_: object) -> list[str]:
+        return [] if tries.count("b") >= 3 else [str(cluster.folder / "a.txt")]
+
+    monkeypatch.setattr(FileInput, "away", away, raising=False)
+    source = cluster.source(retry=Retry(initial_s=0, cap_s=0), batch_records=2)
+
+    def is_bad(row: Row) -> bool:
+        tries.append(row.value)
+        return tries.count(row.value) < 3
+
+    def process(batch: Batch) -> None:
+        rows = frame_of(batch).rows()
+        bad = {row.root for row in rows if is_bad(row)}
+        frame_of(batch).fail(dict.fromkeys(bad, "ValueError: bad"))
+        frame_of(batch).ack(row for row in rows if row.root not in bad)
+
+    assert source.run(NO_SPARK, process).acked == 2
+    assert tries == ["a", "b", "b", "b", "a", "a"]
 
 
 def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluster: Cluster) -> None:

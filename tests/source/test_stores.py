@@ -31,10 +31,10 @@ from acker_client.source.storage import connecting
 from acker_client.source.storage.store import Opened, Store
 from acker_client.source.storage.troubles import explain
 from acker_client.source.waiting import OutOfReach
-from tests.source.driven import Driven, read_elsewhere, rows_of
+from tests.source.driven import Driven, Tail, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, save_all
 from tests.source.s3_server import S3Server, filesystem_at, nothing
-from tests.source.stores import Followed, Listed, filesystem_over, touch, values_in
+from tests.source.stores import Listed, filesystem_over, touch, values_in
 
 NUMBERS = pa.schema([("value", pa.string())])
 
@@ -157,7 +157,7 @@ def test_a_range_is_read_and_not_the_whole_object(server: S3Server, bucket: str)
 def test_objects_that_appear_are_followed_and_a_source_ends_when_it_is_told_to(
     server: S3Server, bucket: str, tmp_path: Path
 ) -> None:
-    tail = Followed(f"s3://{bucket}/in/*{server.query}")
+    tail = Tail(f"s3://{bucket}/in/*{server.query}")
     assert tail.new() == []
     server.put(bucket, "in/b.txt", "b\n")
     assert [tail.new(), tail.new()] == [["b"], []]
@@ -168,7 +168,7 @@ def test_objects_that_appear_are_followed_and_a_source_ends_when_it_is_told_to(
     committed = tail.driven.committed()
     assert tail.driven.description == "all that is there so far (2 files)"
     server.put(bucket, "in/c.txt", "c\n")
-    again = Followed(f"s3://{bucket}/in/*{server.query}", committed)
+    again = Tail(f"s3://{bucket}/in/*{server.query}", committed)
     assert [again.new(), again.new()] == [["c"], []]
 
 
@@ -319,7 +319,7 @@ def test_an_object_that_is_replaced_while_it_is_followed_is_refused_also_if_it_w
 ) -> None:
     for is_away in (False, True):
         server.put(bucket, "in/a.txt", "one\n")
-        tail = Followed(f"s3://{bucket}/in/*{server.query}")
+        tail = Tail(f"s3://{bucket}/in/*{server.query}")
         assert tail.new() == ["one"]
         tail.driven.finish([0])
         tail.driven.committed()
@@ -337,7 +337,7 @@ def test_an_empty_object_and_a_gz_that_is_not_whole_are_read_once_they_are_repla
     whole = gzip.compress(b"packed\n")
     server.put(bucket, "in/a.txt", "")
     server.put(bucket, "in/b.txt.gz", whole[:-1])
-    tail = Followed(f"s3://{bucket}/in/*{server.query}")
+    tail = Tail(f"s3://{bucket}/in/*{server.query}")
     assert [tail.new(), tail.new()] == [[], []]
     (line,) = [line for line in caplog.messages if "no whole gz" in line]
     assert line.startswith(f"s3://{bucket}/in/b.txt.gz is no whole gz (it ends in the middle)")
@@ -360,7 +360,7 @@ def test_empty_objects_that_were_replaced_are_read_after_an_outage(
     monkeypatch.setattr(Store, "open", open_if_reachable)
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("")
-    tail = Followed("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
+    tail = Tail("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
     assert tail.new() == []
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(f"{name}_1\n{name}_2\n")
@@ -385,7 +385,7 @@ def test_an_empty_object_that_was_replaced_and_is_replaced_again_half_read_is_re
 
     monkeypatch.setattr("acker_client.source.storage.store.BUFFER_BYTES", 16)
     (tmp_path / "a.txt").write_text("")
-    tail = Followed("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
+    tail = Tail("*.txt", filesystem=filesystem_over(tmp_path), block_bytes=4)
     assert tail.new() == []
     (tmp_path / "a.txt").write_text("one\n" * 8)
     with monkeypatch.context() as outage:
@@ -401,31 +401,31 @@ def test_an_object_that_is_removed_is_let_go_once_it_is_done_and_before_that_it_
     server: S3Server, bucket: str
 ) -> None:
     server.put(bucket, "in/a.txt", "one\ntwo\n")
-    tail = Followed(f"s3://{bucket}/in/*{server.query}", block_bytes=4)
+    tail = Tail(f"s3://{bucket}/in/*{server.query}", block_bytes=4)
     assert values_in(tail.driven.slices(tail.driven.parts.add_parts(tail.input.plan(1, 1).parts))) == ["one"]
     server.client.delete_object(Bucket=bucket, Key="in/a.txt")
     # The source may have read lines ahead before that. Then it plans them, and the task does not find the object.
     with pytest.raises(InputChanged, match=r"in/a\.txt cannot be read \(it is not there\): bring it back"):
         values_in(tail.driven.slices(tail.look()))
     server.put(bucket, "in/a.txt", "one\n" * 3_000_000)
-    tail = Followed(f"s3://{bucket}/in/*{server.query}")
+    tail = Tail(f"s3://{bucket}/in/*{server.query}")
     tail.input.plan(1, 1)
     server.client.delete_object(Bucket=bucket, Key="in/a.txt")
     with pytest.raises(InputChanged, match=r"in/a\.txt cannot be read \(it is not there\)"):
         tail.input.plan(4_000_000, 1)
     server.put(bucket, "in/a.txt", "one\n")
-    tail = Followed(f"s3://{bucket}/in/*{server.query}")
+    tail = Tail(f"s3://{bucket}/in/*{server.query}")
     assert tail.new() == ["one"]
     tail.driven.finish([0])
     committed = tail.driven.committed()
     server.client.delete_object(Bucket=bucket, Key="in/a.txt")
     assert [tail.new(), tail.new()] == [[], []]
-    assert Followed(f"s3://{bucket}/in/*{server.query}", committed).new() == []
+    assert Tail(f"s3://{bucket}/in/*{server.query}", committed).new() == []
 
 
 def test_a_gz_that_is_removed_before_it_was_whole_is_an_error(server: S3Server, bucket: str) -> None:
     server.put(bucket, "in/a.gz", gzip.compress(b"one\n")[:-1])
-    tail = Followed(f"s3://{bucket}/in/*{server.query}")
+    tail = Tail(f"s3://{bucket}/in/*{server.query}")
     assert tail.new() == []
     server.client.delete_object(Bucket=bucket, Key="in/a.gz")
     with pytest.raises(InputChanged, match=r"in/a\.gz was removed before it was read to its end: keep objects until"):

@@ -85,6 +85,35 @@ def test_a_pipeline_leaves_the_session_as_it_was(spark: SparkSession) -> None:
         pipeline.run([], print)
 
 
+@pytest.mark.long
+def test_a_pipeline_does_not_use_the_access_to_servers_that_environment_and_session_name(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = {
+        "ACKER_CA": "/nowhere/ca.pem",
+        "ACKER_TOKEN_FILE": "/nowhere/token",
+        "ACKER_ACCESS_FILE": "/nowhere/access.json",
+    }
+    for name, value in foreign.items():
+        monkeypatch.setenv(name, value)
+    spark.conf.set("spark.acker.accessFile", "/nowhere/access.json")
+
+    @operator("named string")
+    def variables(row: Row) -> Iterator[tuple[str]]:
+        yield (" ".join(name for name in foreign if os.environ.get(name)),)
+
+    written: list[Row] = []
+    try:
+        with Pipeline(spark) as pipeline:
+            assert pipeline.run(["a", "b"], saving(variables, written)).acked == ["a", "b"]
+            assert not any(name.startswith("ACKER_") for name in os.environ)
+        assert spark.conf.get("spark.acker.accessFile") == "/nowhere/access.json"
+    finally:
+        spark.conf.unset("spark.acker.accessFile")
+    assert [row.named for row in written] == ["", ""]
+    assert {name: os.environ[name] for name in foreign} == foreign
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("records", "options", "says"),

@@ -22,7 +22,7 @@ from acker_client.source.storage.connecting import store_of
 from acker_client.source.storage.listing import find_objects
 from acker_client.source.storage.store import Store
 from acker_client.source.storage.urls import url_of
-from acker_client.source.waiting import OUTAGE_S, outlast
+from acker_client.source.waiting import OUTAGE_S, OutOfReach, outlast
 
 # A larger write becomes several objects.
 PART_BYTES = 64 << 20
@@ -48,6 +48,8 @@ class DeadLetterObjects:
         self._filesystem = filesystem
         self._run = secrets.token_hex(4)
         self._written = 0
+        # When the write began that is tried again.
+        self._begun_s: float | None = None
         self._folder: tuple[Store, str] | None = None
 
     def __str__(self) -> str:
@@ -57,14 +59,19 @@ class DeadLetterObjects:
     def open(self) -> None:
         """Check that letters can be written there. Raises :class:`SourceError`."""
         store, folder = self._open_folder()
-        self._write(store, f"{folder}/{PROBE}", b"")
+        outlast(lambda: self._write(store, f"{folder}/{PROBE}", b""), f"{self}, to write dead letters", OUTAGE_S)
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
-        """Write ``letters`` as new objects, which are durable on return. Raises :class:`SourceError` if that fails."""
+        """Write ``letters`` as new objects, which are durable on return. Raises :class:`SourceError` if that fails.
+
+        After an ``OutOfReach``, write the same letters again. The objects have the same names then.
+        """
         store, folder = self._open_folder()
-        lines = (letter.to_json().encode(errors="surrogatepass") + b"\n" for letter in letters)
-        for part in in_pieces(lines, len, PART_BYTES):
-            self._write(store, f"{folder}/{self._next_name()}", b"".join(part))
+        self._begun_s = self._wall() if self._begun_s is None else self._begun_s
+        number, lines = self._written, (letter.to_json().encode(errors="surrogatepass") + b"\n" for letter in letters)
+        for number, part in enumerate(in_pieces(lines, len, PART_BYTES), self._written + 1):
+            self._write(store, f"{folder}/{new_name(self._begun_s, self._run, number)}", b"".join(part))
+        self._written, self._begun_s = number, None
 
     def close(self) -> None:
         """Nothing to close."""
@@ -74,16 +81,14 @@ class DeadLetterObjects:
             self._folder = folder_of(self.url, self._filesystem)
         return self._folder
 
-    def _next_name(self) -> str:
-        self._written += 1
-        return new_name(self._wall(), self._run, self._written)
-
     def _write(self, store: Store, path: str, content: bytes) -> None:
         try:
-            # A second try writes the same object again.
-            outlast(lambda: store.write(path, content), f"{self}, to write dead letters", OUTAGE_S)
+            store.write(path, content)
         except SourceError as error:
-            raise SourceError(f"dead letters cannot be written to {self}: {error}. {NOTHING_LOST}") from None
+            why = f"dead letters cannot be written to {self}: {error}"
+            raise (
+                OutOfReach(why) if isinstance(error, OutOfReach) else SourceError(f"{why}. {NOTHING_LOST}")
+            ) from None
 
 
 def folder_of(url: str, filesystem: Any = None) -> tuple[Store, str]:

@@ -1,8 +1,9 @@
 """Reads the bytes of a part: from a local file, from one that was renamed, from an object in a store, or from a gz.
 
 A local file is read at its path. If that path now has another inode, the file with the right inode in the same folder
-is read. An object is read only if it still has its tag, before the read and after it. A file that is missing or has
-changed is an error; other bytes are never returned.
+is read, provided that it begins with all that was read of the file: a new file may get the inode of a removed one. An
+object is read only if it still has its tag, before the read and after it. A file that is missing or has changed is an
+error; other bytes are never returned.
 """
 
 from __future__ import annotations
@@ -76,20 +77,30 @@ class Content(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalContent:
-    """A local file. ``inode`` identifies a file that may be renamed; ``path`` is where it was last seen."""
+    """A local file. ``inode`` identifies a file that may be renamed; ``path`` is where it was last seen. ``sealed``: a
+    position and the digest of the bytes before it, which the file must still have; no digest: it is not compared."""
 
     path: str
     inode: int | None = None
+    sealed: tuple[int, str] = (0, "")
 
     @property
     def may_grow(self) -> bool:
         return True
 
     def open(self, shown: str) -> BinaryIO:
+        position, digest = self.sealed
         try:
-            return open_file(self.path, shown, self.inode)
+            file = open_file(self.path, shown, self.inode)
+            if not digest or self.digest(file, position) == digest:
+                return file
         except OSError as error:
             raise unreadable(error, str(error.strerror), shown) from None
+        file.close()
+        raise InputChanged(
+            f"{shown} was removed or written anew before its lines were done: keep what was rotated until it has been"
+            " read"
+        )
 
     def check_same(self, shown: str) -> None:
         """Do nothing: lines may be added while a file is read, and the reader counts the lines."""

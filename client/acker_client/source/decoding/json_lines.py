@@ -17,13 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from acker_client.source.decoding.columns import without_missing
+from acker_client.source.decoding.columns import refuse_changed, without_missing
 from acker_client.source.decoding.lines import Lines, not_utf8, too_long
 
 OPENING = ord("{")
 CLOSING = ord("}")
-# Up to this number, every whole number has its own double.
-WHOLE_MAX = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +125,8 @@ def _retyped(column: Any, type_: Any) -> Any:
         items = _retyped(column.values, type_.value_type)
         return pa.ListArray.from_arrays(column.offsets, items, type=type_, mask=column.is_null())
     made = column.cast(type_)
-    if pa.types.is_float32(type_):
-        _refuse_changed(column.to_numpy(zero_copy_only=False), made.to_numpy(zero_copy_only=False))
+    refuse_changed(column, made)
     return made
-
-
-def _refuse_changed(numbers: npt.NDArray[np.float64], floats: npt.NDArray[np.float32]) -> None:
-    """Raise ``ArrowInvalid`` if a number is too large for a float, or is a whole number that the float changes. The
-    parser does not tell 1e11 from 100000000000, so it refuses both."""
-    is_whole = (np.abs(numbers) <= WHOLE_MAX) & (np.floor(numbers) == numbers)
-    is_changed = (np.isinf(floats) != np.isinf(numbers)) | (is_whole & (numbers != floats))
-    if is_changed.any():
-        raise pa.ArrowInvalid(f"{numbers[is_changed][0].item()} is not a number that a float holds, but a double does")
 
 
 def _look_like_objects(lines: Lines) -> npt.NDArray[np.bool_]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from acker_client.source.decoding.fitting import fit_of
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -151,7 +153,7 @@ def jsonable(value: Any) -> Any:
 def of_json(value: Any, type_: Any) -> Any:
     """Convert the result of ``jsonable`` or ``json_rows`` back to a value from which Arrow makes this type.
 
-    Raises ``ValueError`` or ``TypeError``.
+    Raises ``ValueError`` or ``TypeError``, also for a number that the type would change.
     """
     if value is None:
         return None
@@ -176,7 +178,10 @@ def _scalar(value: Any, type_: Any) -> Any:
     if pa.types.is_decimal(type_):
         return Decimal(value)
     if pa.types.is_floating(type_):
-        return float(value)
+        # Infinity and NaN are text in JSON.
+        return fit_of(type_)(float(value) if isinstance(value, str) else value)
+    if pa.types.is_integer(type_):
+        return fit_of(type_)(value)
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
         return base64.b64decode(value["base64"]) if isinstance(value, Mapping) else value.encode()
     return value

@@ -1,8 +1,8 @@
 """Dead lettering: writes dead letters for records without retries left.
 
-Decides that a record counts as done only when its letter is on disk, that letters wait for an input that is away, and
-that too many letters stop the run before they are written. Shows a traceback once for each kind of reason (an operator
-and the type of its exception): in the log, and in the first letter.
+Decides that a record counts as done only when its letter is on disk, that letters wait for an input or a store that is
+away while other records go on, and that too many letters stop the run before they are written. Shows a traceback once
+for each kind of reason (an operator and the type of its exception): in the log, and in the first letter.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from acker_client.source.engine.environment import Environment
 from acker_client.source.engine.options import Options, dead_letter_store
 from acker_client.source.errors import SourceError, TooManyDeadLetters
 from acker_client.source.records.by_reason import by_reason
@@ -23,21 +26,24 @@ from acker_client.source.records.progress import counted
 from acker_client.source.records.reasons import split_reason
 from acker_client.source.records.stores import DeadLetterStore, SparkDeadLetterStore
 from acker_client.source.records.tracker import RecordNumbers
-from acker_client.source.waiting import OUTAGE_S, OutOfReach, outlast
+from acker_client.source.waiting import OUTAGE_S, WAITS, Outage, OutOfReach
 from acker_protocol.messages import Reason
 
 log = logging.getLogger("acker_client.source")
 
 # Up to this number of dead letters, their share is not checked.
 DEAD_MIN = 10
+NONE_SPENT = Failures.joined([])
+UNREADABLE = "dead letters cannot be written, because their records cannot be read"
 NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
 
 
 class DeadLettering:
     """The dead letters of one run. Times are Unix seconds."""
 
-    def __init__(self, options: Options, lookup: Lookup, in_flight: InFlight) -> None:
+    def __init__(self, options: Options, environment: Environment, lookup: Lookup, in_flight: InFlight) -> None:
         self._options = options
+        self._environment = environment
         self._lookup = lookup
         self._in_flight = in_flight
         self._letters = dead_letter_store(options)
@@ -46,10 +52,15 @@ class DeadLettering:
         self._first_emitted: list[tuple[int, float]] = []
         # Records that have spent their retries, and have no letter yet.
         self._queued: list[Failures] = []
+        # Letters that their store has not taken yet, because it is away, and their records.
+        self._made: tuple[Failures, list[DeadLetter]] = NONE_SPENT, []
+        # How often the input or the store was away since the last letters, since when, and when to ask it again.
+        self._failures, self._away_since_s, self._due_s = 0, 0.0, float("-inf")
+        self._outage = Outage("the input or the store of dead letters", environment.clock)
 
     @property
     def has_queued(self) -> bool:
-        return bool(self._queued)
+        return bool(self._queued or len(self._made[0]))
 
     def open_letters(self, spark: Any) -> None:
         """Check that letters can be written, before there is any. ``spark``: the session of the run. Raises
@@ -85,33 +96,71 @@ class DeadLettering:
     def drop_records(self, records: RecordNumbers) -> None:
         """Drop queued records that belong to another source now."""
         self._queued = [left for spent in self._queued if len(left := spent.without(records))]
+        spent, letters = self._made
+        is_left = ~np.isin(spent.records, records)
+        self._made = spent.only(is_left), [letters[k] for k in np.flatnonzero(is_left)]
 
-    def write_queued(self, now_s: float) -> Failures:
-        """Write a letter for each queued record, durably. Returns these records, which are done now.
+    def write_queued(self) -> Failures:
+        """Write letters for queued records, durably. Returns the records that have one now, and are done.
 
-        Raises ``SourceError`` if the source has no dead letters, or if the records are out of reach for ``OUTAGE_S``,
-        and ``TooManyDeadLetters`` if too many records are dead.
+        Returns none while the input, or the store of the letters, is away. Raises ``SourceError`` if the source has no
+        dead letters, or if either is away for ``OUTAGE_S``, and ``TooManyDeadLetters`` if too many records are dead.
         """
-        spent, self._queued = Failures.joined(self._queued), []
-        if self._letters is None:
-            raise SourceError(
-                f"{counted(len(spent), 'record has', 'records have')} spent all retries, and there is nowhere to put"
-                f" them: give the source dead_letters='dead.jsonl', or fix what fails\n{self._reasons_of(spent)}\n"
-                f"{NOTHING_LOST}"
-            )
-        self._check_share(spent, self._letters)
-        self._letters.write(self._letters_of(spent, self._originals_of(spent), now_s))
-        return spent
-
-    def _originals_of(self, spent: Failures) -> Sequence[Original]:
-        """Read the records again. A letter without its record could not be put back, so this waits for an input that is
-        away."""
+        if self._environment.clock() < self._due_s:
+            return NONE_SPENT
         try:
-            return outlast(lambda: self._lookup.originals(spent.records), "the records of dead letters", OUTAGE_S)
+            if not len(self._made[0]):
+                self._make_letters()
+            written, letters = self._made
+            if len(written):
+                self._store.write(letters)
+            self._made = NONE_SPENT, []
         except OutOfReach as error:
-            raise SourceError(
-                f"dead letters cannot be written, because their records cannot be read: {error}. {NOTHING_LOST}"
-            ) from None
+            self._note_away(error)
+            return NONE_SPENT
+        if self._queued:
+            self._note_away(OutOfReach(UNREADABLE))
+        else:
+            self._failures, self._due_s = 0, float("-inf")
+            self._outage.note("")
+        return written
+
+    @property
+    def _store(self) -> DeadLetterStore:
+        if self._letters is not None:
+            return self._letters
+        spent = Failures.joined(self._queued)
+        raise SourceError(
+            f"{counted(len(spent), 'record has', 'records have')} spent all retries, and there is nowhere to put"
+            f" them: give the source dead_letters='dead.jsonl', or fix what fails\n{self._reasons_of(spent)}\n"
+            f"{NOTHING_LOST}"
+        )
+
+    def _make_letters(self) -> None:
+        """Make letters of the queued records that can be read. A letter without its record could not be put back, so
+        the others wait."""
+        spent = Failures.joined(self._queued)
+        self._check_share(spent, self._store)
+        if len(self._lookup.away_records()):
+            self._lookup.is_reachable()  # asks again
+        away = self._lookup.away_records()
+        now, later = spent.without(away), spent.of(away)
+        try:
+            originals = self._lookup.originals(now.records)
+        except OutOfReach as error:
+            raise OutOfReach(f"{UNREADABLE}: {error}") from None
+        letters = list(self._letters_of(now, originals, self._environment.wall()))
+        self._made, self._queued = (now, letters), [later] if len(later) else []
+
+    def _note_away(self, error: OutOfReach) -> None:
+        """Let all letters wait. Raises ``SourceError`` if that lasts."""
+        now_s = self._environment.clock()
+        self._away_since_s = self._away_since_s if self._failures else now_s
+        if now_s - self._away_since_s >= OUTAGE_S:
+            raise SourceError(f"{error}. {NOTHING_LOST}")
+        self._due_s = now_s + WAITS.wait_s(self._failures, self._environment.draw)
+        self._failures += 1
+        self._outage.note(str(error))
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
         """Raise ``TooManyDeadLetters`` if dead letters are too large a share of the records of this and earlier runs.

@@ -149,10 +149,10 @@ class RunOutcomes:
         return self._in_flight.isolate(broken, max(1, batch.depth), now, is_alone=is_alone, suspects=unread)
 
     def write_letters(self) -> None:
-        """Write the letters of all records that have spent their retries."""
-        if not self._dead_lettering.has_queued:
+        """Write the letters of records that have spent their retries, unless what this needs is away."""
+        spent = self._dead_lettering.write_queued() if self._dead_lettering.has_queued else None
+        if not spent:
             return
-        spent = self._dead_lettering.write_queued(self._environment.wall())
         self._fail_upstream(spent)
         self._listeners.report_dead(spent)
         self._lookup.parts.count_dead(spent.records)

@@ -28,7 +28,6 @@ from acker_client.source.records.input import (
     Observed,
     ObservedInput,
     PausableInput,
-    RemoteInput,
     SharedInput,
 )
 from acker_client.source.records.key_order import KeyOrder
@@ -111,10 +110,6 @@ class Partitions:
 
     # -- new records
 
-    def is_reachable(self) -> bool:
-        """Return whether all records can be read."""
-        return not isinstance(self._input, RemoteInput) or self._input.is_reachable()
-
     def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:
         """Return the numbers of records to emit for the first time, ascending. Those that were held back come first.
 
@@ -131,6 +126,7 @@ class Partitions:
                 self.commit()
                 self._drop_partitions(plan.revoked)
             records = self._parts.add_parts(plan.parts)
+            self._checkpointing.note_unsaved(partition for partition in plan.moved if partition in self._parts.done)
             self._is_read = plan.is_end
             if not self._options.guarantee.retries:
                 records = self._count_as_done(plan.parts, records)

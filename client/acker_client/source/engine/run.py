@@ -91,7 +91,7 @@ class Run:
         retry = options.batch_retry if options.guarantee.retries else NEVER
         decide = policy_of(options, self._lookup)
         self._in_flight = InFlight(environment.draw_base(), retry, environment.draw, decide)
-        self._dead_lettering = DeadLettering(options, self._lookup, self._in_flight)
+        self._dead_lettering = DeadLettering(options, environment, self._lookup, self._in_flight)
         self._listeners = Listeners(options, self._lookup, self._in_flight, streams=streams)
         self._partitions = Partitions(
             options, environment, self._lookup, self._in_flight, self._dead_lettering, self._listeners
@@ -303,7 +303,8 @@ class Run:
                     return self._try_to_open(replays, new)
             if self._batches.open_batches:
                 return None
-            if self._unopened is None and self._in_flight.is_over and self._partitions.is_read:
+            is_answered = self._in_flight.is_over and not self._dead_lettering.has_queued
+            if self._unopened is None and is_answered and self._partitions.is_read:
                 break
             self._wait(now)
         if self._batches.open_batches:
@@ -322,9 +323,12 @@ class Run:
     def _next_records(self, now: float) -> tuple[ReplayGroup, RecordNumbers]:
         """Return the replays and new records of the next batch.
 
-        While the input is out of reach, replays wait: otherwise they would use up their retries.
+        While the input is out of reach, or a partition of it, replays wait: otherwise they would use up their retries.
         """
-        may_replay = not self._is_replay_due(now) or self._partitions.is_reachable()
+        is_due = self._is_replay_due(now)
+        may_replay = not is_due or self._lookup.is_reachable()
+        if is_due and may_replay and len(away := self._lookup.away_records()):
+            self._in_flight.schedule.postpone(away, now, now + LOOK_S)
         replays = (self._in_flight.take_replays(now, self._size.records) if may_replay else None) or NO_REPLAYS
         room = 0 if replays.depth else self._size.records - len(replays.records)
         new = self._partitions.plan_records(room, self._tasks)

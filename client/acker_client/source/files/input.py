@@ -107,7 +107,7 @@ class FileInput:
             self._blocks = None
             self._reach.note_away(error)
             return Plan(parts)
-        return Plan(parts, is_end=not parts and not self._is_followed)
+        return Plan(parts, is_end=not parts and not self._is_followed, moved=self._files.take_moved())
 
     def is_reachable(self) -> bool:
         return self._reach.is_reachable()

@@ -29,7 +29,8 @@ class FileMark:
 
     Two positions of a plain file: byte ``bytes`` is where the line with index ``line`` begins, and byte ``reach`` the
     one with index ``reach_lines``. In a local file these are the ends of the finished prefix and of the last finished
-    line. In an object both are the same position, at or before the end of the prefix.
+    line. If the file was removed, they are a position at or before the end of the prefix, and the end of what was read.
+    In an object both are the same position, at or before the end of the prefix.
 
     ``path``, ``inode``: location and identity of a local file that may be renamed. ``is_renamed``: it was renamed.
     ``size``, ``modified_ns``: what a listing said of an object in a store.
@@ -63,7 +64,7 @@ class FileMark:
                 complete=bool(mark["complete"]),
                 digest=str(mark["digest"]),
                 bytes=at,
-                reach_lines=done.reach if "reach" in mark else line,
+                reach_lines=int(mark.get("reach_line", done.reach if "reach" in mark else line)),
                 reach=int(mark.get("reach", at)),
                 total=int(mark["lines"]) if is_gz else None,
                 inode=mark.get("inode"),
@@ -111,6 +112,11 @@ class LineFile(Protocol):
     content: Content
     lines: int | None
 
+    @property
+    def recognized(self) -> Content:
+        """The content, which opens only if it begins with all that was read of this file."""
+        ...
+
     def move(self, content: Content, shown: str) -> None:
         """Set the current location."""
         ...
@@ -156,6 +162,10 @@ class BaseFile:
         self.lines: int | None = None
         self._mark = mark
         self._is_renamed = mark is not None and mark.is_renamed
+
+    @property
+    def recognized(self) -> Content:
+        return self.content  # parts of a gz, and objects, have a digest of their own
 
     def move(self, content: Content, shown: str) -> None:
         self._is_renamed |= content.path != self.content.path

@@ -93,17 +93,21 @@ class LocalFiles:
         self._live: dict[str, LineFile] = {}
         # By partition: how many listings in a row have missed a live file.
         self._missing: dict[str, int] = {}
+        # Partitions whose mark in the checkpoint has an earlier location of their file.
+        self._moved: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._live)
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         listing = self._list()
-        self._files, self._live, self._missing = {}, {}, {}
+        self._files, self._live, self._missing, self._moved = {}, {}, {}, set()
         marks = {partition: FileMark.of(partition, committed[partition]) for partition in _by_age(committed)}
-        # A path or an inode may have had several files. It belongs to the last one of them.
+        # A path or an inode may have had several files. It belongs to the last one, or to the one that has both.
         paths = {mark.path: partition for partition, mark in marks.items()}
         inodes = {mark.inode: partition for partition, mark in marks.items()}
+        last = {path: marks[partition].inode for path, partition in paths.items()}
+        inodes |= {inode: paths[path] for path, inode in last.items() if listing.inodes.get(path) == inode}
         known = {
             found.path: file
             for partition, mark in marks.items()
@@ -132,7 +136,8 @@ class LocalFiles:
             if file.partition in self._missing:
                 continue
             try:
-                opened = file.content.open(file.shown)
+                # A new file may have its inode. A file that was truncated in its place has an error of its own.
+                opened = (file.recognized if _has_left(file) else file.content).open(file.shown)
             except InputChanged:
                 if not (_has_left(file) and file.is_read()):
                     raise
@@ -148,6 +153,11 @@ class LocalFiles:
     def mark(self, partition: str, done: Ranges) -> Mark:
         return self._files[partition].mark(done)
 
+    def take_moved(self) -> list[str]:
+        """Return the partitions whose file has another location since the last call."""
+        moved, self._moved = sorted(self._moved), set()
+        return moved
+
     def located(self, parts: Sequence[LinePart]) -> list[LinePart]:
         """Return the parts with the current location of their files. Raises ``InputChanged`` if their bytes are gone.
 
@@ -162,7 +172,7 @@ class LocalFiles:
         if left and self._is_followed:
             self._locate(left, self._list())
         # A part without a content of its own is of a file that is not followed.
-        return [part if part.at is None else replace(part, at=self._files[part.partition].content) for part in parts]
+        return [part if part.at is None else replace(part, at=self._files[part.partition].recognized) for part in parts]
 
     def progress(self, done: Mapping[str, Ranges]) -> tuple[int, int, str]:
         """Return the number of files, the number of those that are not done, and where the first of these stands."""
@@ -210,6 +220,8 @@ class LocalFiles:
         file.move(LocalContent(here.path), here.shown)
         file.check()
         file.content = LocalContent(here.path, self._inode_at(here.path, listing, mark.inode is not None))
+        if mark.inode is not None and file.content != LocalContent(mark.path, mark.inode):
+            self._moved.add(partition)
         yield here, file
 
     def _inode_at(self, path: str, listing: Listing, was_followed: bool) -> int | None:
@@ -253,7 +265,10 @@ class LocalFiles:
                 continue
             if now.path != file.content.path:
                 log.info("%s is called %s now, and is read on there", file.shown, now.shown)
-            file.move(LocalContent(now.path, listing.inodes.get(now.path, inode)), now.shown)
+            content = LocalContent(now.path, listing.inodes.get(now.path, inode))
+            if content != file.content:
+                self._moved.add(file.partition)
+            file.move(content, now.shown)
         return gone
 
     def _handle_missing(self, file: LineFile) -> None:

@@ -13,14 +13,13 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.decoding.content import Content, LinePart, read_content, size_of
+from acker_client.source.decoding.content import Content, LinePart, LocalContent, read_content, size_of
 from acker_client.source.decoding.lines import LF, find_lines
 from acker_client.source.errors import FIX, CheckpointError, InputChanged, SourceError
 from acker_client.source.files.line_file import BLOCK_BYTES, CODECS, BaseFile, Block, FileMark
 from acker_client.source.records.input import Mark
 from acker_client.source.records.ranges import Positions, Ranges
 
-GONE = "gone"
 # How packed files begin. A text does not begin with these bytes.
 PACKED = {
     b"\x1f\x8b\x08": "gzip, and its name does not end in .gz",
@@ -54,12 +53,20 @@ class PlainFile(BaseFile):
         self._size: int | None = mark.bytes if mark and mark.complete else None
         self._known = {self._line: self._byte} | ({mark.reach_lines: mark.reach} if mark else {})
         self._parts: list[LinePart] = []
-        # Recognizes the file: (byte, digest up to that byte).
-        self._sealed = (mark.reach, mark.digest) if mark else (0, "")
+        # Recognizes the file: (line, the byte at which it begins, digest up to that byte).
+        self._sealed = (mark.reach_lines, mark.reach, mark.digest) if mark else (0, 0, "")
         self._is_torn = False
 
+    @property
+    def recognized(self) -> Content:
+        content = self.content
+        if not isinstance(content, LocalContent) or content.inode is None:
+            return content
+        _, byte, digest = self._sealed
+        return replace(content, sealed=(byte, digest))
+
     def fits(self, content: Content) -> bool:
-        byte, digest = self._sealed
+        _, byte, digest = self._sealed
         try:
             with content.open(self.shown) as file:
                 return size_of(file) >= byte and (not digest or content.digest(file, byte) == digest)
@@ -68,7 +75,7 @@ class PlainFile(BaseFile):
 
     def check(self) -> None:
         """Also refuse a file whose last line was read without a line feed and has grown since."""
-        reach, digest = self._sealed
+        last, reach, digest = self._sealed
         with self.content.open(self.shown) as file:
             size = size_of(file)
             if size < reach:
@@ -76,7 +83,6 @@ class PlainFile(BaseFile):
             if digest and self.content.digest(file, reach) != digest:
                 raise CheckpointError(f"{self.shown} is not what it was when it was read to byte {reach}: {FIX}")
             if size > reach > 0 and _byte_before(file, reach) != b"\n":
-                last = self._mark.reach_lines if self._mark else self._line
                 raise CheckpointError(
                     f"{self.shown} has grown, and its last line (line {last}) was read before a line feed ended it:"
                     f" end every line with a line feed before a source reads it; {FIX}"
@@ -112,9 +118,9 @@ class PlainFile(BaseFile):
             skipped = max(0, self._begin - self._line)
             block = Block(self._empty_part(), starts[skipped:], stop, self._line + skipped)
             self._line, self._byte = self._line + len(starts), stop
-            if is_growing:
+            if self.content.may_grow:
                 # Must come before the yield: a copy that takes the place of the file must begin with these lines too.
-                self._sealed = (stop, self.content.digest(file, stop))
+                self._sealed = (self._line, stop, self.content.digest(file, stop))
             if not is_growing and stop >= self._size:
                 # Must come before the yield: a caller with a full batch comes back only when it needs more lines.
                 self.lines = self._line
@@ -137,19 +143,25 @@ class PlainFile(BaseFile):
     def mark(self, done: Ranges) -> Mark:
         if not self.content.may_grow:
             return self._mark_of_object(done)
-        at, reach = self._byte_of(done.prefix), self._byte_of(done.reach)
-        is_complete = self._size is not None and at >= self._size
         try:
-            digest = self.content.digest_at(reach, self.shown)
+            at, reach = self._byte_of(done.prefix), self._byte_of(done.reach)
+            places: Mark = {"reach": reach, "digest": self.recognized.digest_at(reach, self.shown)}
         except InputChanged:
-            digest = GONE
-        return {"bytes": at, "complete": is_complete, "reach": reach, "digest": digest, **self._location()}
+            line, at = self._known_before(done.prefix)
+            reach_line, reach, digest = self._sealed
+            places = {"line": line, "reach_line": reach_line, "reach": reach, "digest": digest}
+        is_complete = self._size is not None and at >= self._size
+        return {"bytes": at, "complete": is_complete, **places, **self._location()}
 
-    def _mark_of_object(self, done: Ranges) -> Mark:
-        """Return a mark without a look at the object, which may be gone by now."""
+    def _known_before(self, line: int) -> tuple[int, int]:
+        """Return the last line up to ``line`` of which the first byte is known, and this byte, without a look at the
+        file, which may be gone by now."""
         ends = ((part.stop, part.stop_byte) for part in self._parts)
         begins = ((part.start, part.first_byte) for part in self._parts)
-        line, at = max(known for known in (*self._known.items(), *begins, *ends) if known[0] <= done.prefix)
+        return max(known for known in (*self._known.items(), *begins, *ends) if known[0] <= line)
+
+    def _mark_of_object(self, done: Ranges) -> Mark:
+        line, at = self._known_before(done.prefix)
         is_complete = self.lines is not None and done.prefix >= self.lines
         digest = self.content.digest_at(at, self.shown)
         return {"bytes": at, "line": line, "complete": is_complete, "digest": digest}
@@ -169,7 +181,7 @@ class PlainFile(BaseFile):
 
         A file of the same size may have been rewritten, so its digest is checked too.
         """
-        byte, digest = self._sealed
+        _, byte, digest = self._sealed
         if self._is_torn and size > byte:
             raise InputChanged(
                 f"{self.shown} was renamed and did not grow, so its last line (line {self._line}) was read"
@@ -192,11 +204,11 @@ class PlainFile(BaseFile):
     def _byte_of_line(self, line: int) -> int:
         for part in self._parts:
             if part.start <= line <= part.stop:
-                return _byte_of(replace(part, at=self.content), line)
+                return _byte_of(replace(part, at=self.recognized), line)
         # The line was done before this run began, and the checkpoint does not hold its position. Count again.
         before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
         is_lf = np.empty(BLOCK_BYTES, np.bool_)
-        with self.content.open(self.shown) as file:
+        with self.recognized.open(self.shown) as file:
             while start < (self._size or 0):
                 starts, stop = _read_block(file, start, self._size or 0, BLOCK_BYTES, is_lf, is_closed=True)
                 if line < before + len(starts):

@@ -22,7 +22,7 @@ from acker_client.source.records.input import Committed, Mark
 from acker_client.source.records.ranges import Ranges
 from acker_client.source.storage.ahead import ahead
 from acker_client.source.storage.listing import find_objects
-from acker_client.source.storage.objects import Objects
+from acker_client.source.storage.objects import Backlog, Objects
 from acker_client.source.storage.store import Opened, Store
 from acker_client.source.waiting import OutOfReach
 
@@ -41,14 +41,7 @@ class StoredFiles:
         self._asker = asker
         self._own = own
         self._is_followed = is_followed
-        # All objects that were ever listed, in the order of reading, and which of them are done.
-        self._known = Objects.of([])
-        self._is_done = np.zeros(0, np.bool_)
-        # `_next` is the first unread object. `_unfinished` holds earlier objects that are empty or not a whole gz yet,
-        # and `_again` those of them that have changed since and are not read to their end.
-        self._next = 0
-        self._unfinished: set[int] = set()
-        self._again: set[int] = set()
+        self._backlog = Backlog(Objects.of([]))
         # By partition: the objects that are not done, and the marks of those that are.
         self._files: dict[str, tuple[int, LineFile]] = {}
         self._ended: dict[str, Mark] = {}
@@ -56,13 +49,12 @@ class StoredFiles:
         self._fresh: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._backlog.known)
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         listed = self._list()
-        self._is_done = np.zeros(len(listed), np.bool_)
-        self._next, self._files, self._ended, self._fresh = 0, {}, {}, set()
-        self._unfinished, self._again = set(), set()
+        self._backlog = Backlog(listed)
+        self._files, self._ended, self._fresh = {}, {}, set()
         gone: list[tuple[str, int, int]] = []
         for (partition, each), place in zip(committed.items(), listed.places_of(committed).tolist(), strict=True):
             mark = FileMark.of(partition, each)
@@ -76,39 +68,37 @@ class StoredFiles:
             if mark.complete:
                 self._ended[partition] = each.mark
                 if place >= 0:
-                    self._is_done[place] = True
+                    self._backlog.is_done[place] = True
                 else:
                     gone.append((partition, mark.size, mark.modified_ns))
             else:
                 content = StoredContent(self.store, self.store.path_of(partition), mark.digest)
                 self._files[partition] = place, line_file(partition, partition, content, mark)
-        self._known = Objects.joined([listed, Objects.of(gone)])
-        self._is_done = np.append(self._is_done, np.ones(len(gone), np.bool_))
+        self._backlog.add(Objects.of(gone), np.ones(len(gone), np.bool_))
 
     def list_again(self) -> None:
         """List the paths again, and find the objects that are new. Raises ``InputChanged`` for one that was replaced,
         or that was removed before it was read to its end."""
         listed = self._list()
-        known = self._known
+        known = self._backlog.known
         places = listed.places_of_all(known)
-        for index in np.flatnonzero((places < 0) & ~self._is_done).tolist():
+        for index in np.flatnonzero((places < 0) & ~self._backlog.is_done).tolist():
             self._check_read(index)
         for index in np.flatnonzero(known.differ(listed, places)).tolist():
             self._check_changed(index)
         new = known.take_over(listed, places)
-        self._known = Objects.joined([known, new])
-        self._is_done = np.append(self._is_done, np.zeros(len(new), np.bool_))
+        self._backlog.add(new, np.zeros(len(new), np.bool_))
 
     def unplanned(self) -> Iterator[tuple[LineFile, BinaryIO]]:
         """Yield the objects that may have lines to plan, each of them open."""
-        for index, (opened, file) in ahead(self._open, self._indices(), lambda each: each[1].close()):
+        for index, (opened, file) in ahead(self._open, self._backlog, lambda each: each[1].close()):
             yield self._file_of(index, opened), file
             self._note_planned(index)
 
     def add_part(self, part: LinePart) -> None:
         index, file = self._files[part.partition]
         self._fresh.add(part.partition)
-        self._unfinished.discard(index)
+        self._backlog.unfinished.discard(index)
         file.add_part(part)
 
     def advance(self, partition: str, done: Ranges) -> None:
@@ -118,15 +108,18 @@ class StoredFiles:
         file.forget_positions(done)
         if file.lines is not None and done.prefix >= file.lines:
             self._ended[partition] = self.mark(partition, done)
-            self._is_done[index] = True
+            self._backlog.is_done[index] = True
             del self._files[partition]
 
     def mark(self, partition: str, done: Ranges) -> Mark:
         if partition not in self._files:
             return self._ended[partition]
         index, file = self._files[partition]
-        size, modified_ns = int(self._known.sizes[index]), int(self._known.modified_ns[index])
+        size, modified_ns = int(self._backlog.known.sizes[index]), int(self._backlog.known.modified_ns[index])
         return {**file.mark(done), "size": size, "modified_ns": modified_ns}
+
+    def take_moved(self) -> list[str]:
+        return []  # an object has one path
 
     def located(self, parts: Sequence[LinePart]) -> list[LinePart]:
         """Return the parts. Raises ``InputChanged`` if an object that was not opened for this batch was replaced.
@@ -145,7 +138,7 @@ class StoredFiles:
 
     def progress(self, done: Mapping[str, Ranges]) -> tuple[int, int, str]:
         """Return the number of objects, the number of those that are not done, and where the first of these stands."""
-        known, is_done = self._known, self._is_done
+        known, is_done = self._backlog.known, self._backlog.is_done
         left = int(np.count_nonzero(~is_done))
         if not left:
             return len(known), 0, ""
@@ -170,25 +163,21 @@ class StoredFiles:
         shown = store.shown(path)
         raise SourceError(f"{self._asker}: {shown!r} is a directory: write {shown.rstrip('/') + '/*'!r}")
 
-    def _indices(self) -> Iterator[int]:
-        yield from sorted(self._again)
-        yield from (np.flatnonzero(~self._is_done[self._next :]) + self._next).tolist()
-
     def _open(self, index: int) -> tuple[Opened, BinaryIO]:
-        opened = self.store.open(self.store.path_of(self._known[index]))
+        opened = self.store.open(self.store.path_of(self._backlog.known[index]))
         file: Any = opened.buffered()
         file.peek(1)
         return opened, file
 
     def _file_of(self, index: int, opened: Opened) -> LineFile:
         """Return the object at ``index``, which was opened just now."""
-        partition = self._known[index]
+        partition = self._backlog.known[index]
         content = StoredContent(self.store, self.store.path_of(partition), opened.tag)
         if partition not in self._files:
             self._files[partition] = index, line_file(partition, partition, content, None)
-            self._is_done[index] = False
+            self._backlog.is_done[index] = False
         _, file = self._files[partition]
-        if index in self._unfinished:
+        if index in self._backlog.unfinished:
             file.move(content, partition)
         elif file.content != content:
             raise InputChanged(f"{partition} is not what it was when its lines were read: {FIX}")
@@ -197,19 +186,18 @@ class StoredFiles:
     def _note_planned(self, index: int) -> None:
         """Note that all lines of an object are planned. The user may replace an object that is empty or not a whole
         gz."""
-        partition = self._known[index]
+        partition = self._backlog.known[index]
         lines = self._files[partition][1].lines if partition in self._files else 1
         if not lines:
-            self._unfinished.add(index)
+            self._backlog.unfinished.add(index)
         if lines == 0:
-            self._is_done[index] = True
+            self._backlog.is_done[index] = True
             del self._files[partition]
-        self._again.discard(index)
-        self._next = max(self._next, index + 1)
+        self._backlog.note_opened(index)
 
     def _check_read(self, index: int) -> None:
         """Raise ``InputChanged`` if an object that is gone was not read to its end."""
-        partition = self._known[index]
+        partition = self._backlog.known[index]
         if partition not in self._files or not self._files[partition][1].is_read():
             raise InputChanged(
                 f"{partition} was removed before it was read to its end: keep objects until they have been read"
@@ -217,9 +205,9 @@ class StoredFiles:
 
     def _check_changed(self, index: int) -> None:
         """Raise ``InputChanged`` if an object of which something was read was replaced."""
-        partition = self._known[index]
-        if index in self._unfinished:
-            self._again.add(index)
+        partition = self._backlog.known[index]
+        if index in self._backlog.unfinished:
+            self._backlog.again.add(index)
         elif partition in self._files:
             self._files[partition][1].content.check_same(partition)
         elif partition in self._ended:

@@ -98,7 +98,7 @@ class KafkaOptions:
 
 
 class KafkaInput:
-    """Records of Kafka topics as a ``SharedInput``, ``PausableInput``, ``CommittingInput``, ``RemoteInput`` and
+    """Records of Kafka topics as a ``SharedInput``, ``PausableInput``, ``CommittingInput``, ``PartlyRemoteInput`` and
     ``ObservedInput``.
 
     ``broker``, ``clock``: for tests.
@@ -144,6 +144,8 @@ class KafkaInput:
         self._keyless = set[At]()
         self._wrong_since_s: float | None = None
         self._answered_s = float("-inf")
+        # Whether ``is_reachable`` has asked for the ends, right before the plan.
+        self._are_ends_new = False
         self._outage = Outage(f"Kafka at {options.connection.servers}", clock)
         self._registry_answered_s = float("-inf")
         self._registry_outage = Outage("the schema registry", clock)
@@ -216,7 +218,11 @@ class KafkaInput:
                 # The plan decides how long such an error may last.
                 return True
             self._note_answer()
-        return not self._away
+            self._are_ends_new = True
+        return True
+
+    def away(self) -> list[str]:
+        return [at.name for at in self._listed if self._logs[at].is_away]
 
     # -- plans
 
@@ -374,11 +380,6 @@ class KafkaInput:
         return [at for at, each in self._logs.items() if each.missing_since_s is None]
 
     @property
-    def _away(self) -> list[str]:
-        """The partitions for which no broker has answered the last question, by name."""
-        return [at.name for at in self._listed if self._logs[at].is_away]
-
-    @property
     def _connected(self) -> Broker:
         if self._broker is None:
             self._broker = self._open_broker(self.options.connection)
@@ -428,7 +429,9 @@ class KafkaInput:
             for at, low in self._connected.offsets(self._listed, EARLIEST, PLAN_S, some=True).items():
                 self._skip_to(at, low)
             self._refresh_due_s = now_s + self.options.refresh_s
-        self._update_ends(now_s)
+        if not self._are_ends_new or now_s - self._answered_s > ANSWER_S:
+            self._update_ends(now_s)
+        self._are_ends_new = False
         self._has_begun = True
 
     def _update_ends(self, now_s: float) -> None:
@@ -697,7 +700,7 @@ class KafkaInput:
         self._answered_s = self._clock()
         if not self._keyless:
             self._wrong_since_s = None
-            away = ", ".join(self._away[:AWAY_SHOWN])
+            away = ", ".join(self.away()[:AWAY_SHOWN])
             servers = self.options.connection.servers
             self._outage.note(f"Kafka: no broker at {servers} has answered for {away}" if away else "")
 

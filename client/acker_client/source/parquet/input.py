@@ -34,7 +34,7 @@ from acker_client.source.paths import Paths, origins_of
 from acker_client.source.records.balance import sliced
 from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.records.ranges import Ranges
-from acker_client.source.storage.objects import Objects
+from acker_client.source.storage.objects import Backlog, Objects
 from acker_client.source.storage.reach import Reach
 from acker_client.source.waiting import OutOfReach
 
@@ -68,14 +68,7 @@ class ParquetInput:
         self._listed_s = 0.0
         self._place = place_of(paths, filesystem, own_files, may_be_none=follow_s is not None)
         self._reach = Reach(self._place.store, self._place.patterns, clock)
-        # All files that were ever listed, in the order of reading, and which of them are done.
-        self._known = Objects.of([])
-        self._is_done = np.zeros(0, np.bool_)
-        # The first file that was not opened yet. Files before it that have no footer yet, and those of them that have
-        # changed since and were not opened again.
-        self._next = 0
-        self._unfinished: set[int] = set()
-        self._again: set[int] = set()
+        self._backlog = Backlog(Objects.of([]))
         # By partition: where in the list an opened file is that is not done, and what the checkpoint says of a file.
         self._open: dict[str, int] = {}
         self._marks: dict[str, Mark] = {}
@@ -88,7 +81,7 @@ class ParquetInput:
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._reach.begin(lambda: self._start(committed))
-        if not len(self._known):
+        if not len(self._backlog.known):
             log.warning("Parquet: there is no file in %r yet; looking for one every %g s", self._paths, self._follow_s)
 
     def plan(self, records_max: int, tasks: int) -> Plan[RowPart]:
@@ -127,13 +120,13 @@ class ParquetInput:
 
     def advance(self, partition: str, done: Ranges) -> None:
         if partition in self._open and done.prefix >= self._marks[partition]["rows"]:
-            self._is_done[self._open.pop(partition)] = True
+            self._backlog.is_done[self._open.pop(partition)] = True
 
     def mark(self, partition: str, done: Ranges) -> Mark:
         return self._marks[partition]
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
-        known, is_done = self._known, self._is_done
+        known, is_done = self._backlog.known, self._backlog.is_done
         total, left = len(known), int(np.count_nonzero(~is_done))
         if not left:
             end = "end of the input" if self._follow_s is None else "all that is there so far"
@@ -146,8 +139,7 @@ class ParquetInput:
 
     def _start(self, committed: Mapping[str, Committed]) -> None:
         listed = self._list()
-        self._is_done = np.zeros(len(listed), np.bool_)
-        self._next, self._unfinished, self._again = 0, set(), set()
+        self._backlog = Backlog(listed)
         self._open, self._marks, self._prefixes, self._fresh = {}, {}, {}, set()
         self._parts = self._left = None
         for (partition, each), place in zip(committed.items(), listed.places_of(committed).tolist(), strict=True):
@@ -161,9 +153,8 @@ class ParquetInput:
             self._marks[partition] = each.mark
             if place >= 0:
                 self._refuse_changed(partition, listed, place)
-                self._is_done[place] = is_complete
+                self._backlog.is_done[place] = is_complete
                 self._prefixes |= {} if is_complete else {partition: each.done.prefix}
-        self._known = listed
 
     def _list(self) -> Objects:
         listed = self._place.list()
@@ -183,19 +174,18 @@ class ParquetInput:
     def _list_again(self) -> None:
         """Find new files. Raises ``InputChanged`` if a known file has changed, because its new rows would never be
         read."""
-        listed, known = self._list(), self._known
+        listed, known = self._list(), self._backlog.known
         places = listed.places_of_all(known)
         for index in np.flatnonzero(known.differ(listed, places)).tolist():
             partition = known[index]
-            if index in self._unfinished:
-                self._again.add(index)
+            if index in self._backlog.unfinished:
+                self._backlog.again.add(index)
             elif partition in self._marks:
                 self._refuse_other(partition)
         new = known.take_over(listed, places)
         # A file may come back that was done in an earlier run, and was away when this one began.
         is_done = np.array([self._is_back(new[index]) for index in range(len(new))], np.bool_)
-        self._known = Objects.joined([known, new])
-        self._is_done = np.append(self._is_done, is_done)
+        self._backlog.add(new, is_done)
 
     def _is_back(self, partition: str) -> bool:
         if partition not in self._marks:
@@ -222,21 +212,16 @@ class ParquetInput:
 
     def _walk(self) -> Iterator[RowPart]:
         """Yield the row groups that are not planned yet."""
-        for index, found in self._place.each(self._footer_at, self._indices()):
-            partition = self._known[index]
+        for index, found in self._place.each(self._footer_at, self._backlog):
+            partition = self._backlog.known[index]
             if isinstance(found, Exception):
                 self._note_unreadable(index, found)
             else:
                 yield from self._groups(index, partition, *found)
-            self._again.discard(index)
-            self._next = max(self._next, index + 1)
-
-    def _indices(self) -> Iterator[int]:
-        yield from sorted(self._again)
-        yield from (np.flatnonzero(~self._is_done[self._next :]) + self._next).tolist()
+            self._backlog.note_opened(index)
 
     def _footer_at(self, index: int) -> tuple[RowContent, Footer] | NoParquet | NotHere:
-        partition = self._known[index]
+        partition = self._backlog.known[index]
         shown = self._place.shown(partition)
         try:
             content, footer = read_footer(self._place.content(partition), shown)
@@ -249,10 +234,10 @@ class ParquetInput:
         not followed."""
         if self._follow_s is None:
             raise error
-        if isinstance(error, NoParquet) and index not in self._unfinished:
+        if isinstance(error, NoParquet) and index not in self._backlog.unfinished:
             log.warning("%s It is looked at again once it changes", error)
-        self._is_done[index] = isinstance(error, NotHere)
-        self._unfinished.add(index)
+        self._backlog.is_done[index] = isinstance(error, NotHere)
+        self._backlog.unfinished.add(index)
 
     def _groups(self, index: int, partition: str, content: RowContent, footer: Footer) -> Iterator[RowPart]:
         """Yield the row groups of a file that was opened just now."""
@@ -261,10 +246,10 @@ class ParquetInput:
         if partition in self._marks and self._marks[partition]["digest"] != footer.digest:
             raise InputChanged(f"{shown} is not what it was when its rows were read: {FIX}")
         rows, prefix = sum(footer.groups), self._prefixes.pop(partition, 0)
-        self._unfinished.discard(index)
+        self._backlog.unfinished.discard(index)
         self._marks[partition] = {"rows": rows, "digest": footer.digest, **self._listing_of(index)}
         self._open[partition] = index
-        self._is_done[index] = not rows
+        self._backlog.is_done[index] = not rows
         self._fresh.add(partition)
         stop = 0
         for group, count in enumerate(footer.groups):
@@ -276,7 +261,10 @@ class ParquetInput:
         """Return what the listing says of an object, by which a later start knows it without asking."""
         if self._place.store is None:
             return {}
-        return {"size": int(self._known.sizes[index]), "modified_ns": int(self._known.modified_ns[index])}
+        return {
+            "size": int(self._backlog.known.sizes[index]),
+            "modified_ns": int(self._backlog.known.modified_ns[index]),
+        }
 
 
 def _rows_of(partition: str, committed: Committed) -> int:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from acker_client.source.decoding.columns import without_missing
+from acker_client.source.decoding.columns import refuse_changed, without_missing
 from acker_client.source.decoding.content import (
     READ_S,
     LocalContent,
@@ -277,10 +277,13 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _as(column: Any, type_: Any) -> Any:
-    """Cast a column. Nanoseconds are cut to microseconds, the finest unit of Spark; other losses are errors."""
+    """Cast a column. Nanoseconds are cut to microseconds, the finest unit of Spark, and fractions are rounded to those
+    of a float; other losses are errors."""
     if column.type == type_:
         return column
-    return pc.cast(column, options=pc.CastOptions(target_type=type_, allow_time_truncate=True))
+    made = pc.cast(column, options=pc.CastOptions(target_type=type_, allow_time_truncate=True))
+    refuse_changed(column, made)
+    return made
 
 
 def _fits(given: Any, wanted: Any) -> bool:

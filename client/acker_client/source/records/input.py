@@ -71,12 +71,14 @@ class Plan(Generic[P]):
     ``is_end``: there will never be more. ``revoked``: partitions that this source may no longer read. The source drops
     their open records, which the new owner reads. If a revoked partition is planned again without being assigned, it is
     a new partition with the same name, and nothing below its first part exists. ``keys``: for each part the keys of its
-    positions, if the source keeps the order of records with one key; otherwise empty."""
+    positions, if the source keeps the order of records with one key; otherwise empty. ``moved``: partitions with
+    another mark since the last plan, although none of their records was done."""
 
     parts: Sequence[P] = ()
     is_end: bool = False
     revoked: Sequence[str] = ()
     keys: Sequence[OrderKeys] = ()
+    moved: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +206,20 @@ class RemoteInput(Input[P], Protocol[P]):
     """An input whose records may be out of reach for a while."""
 
     def is_reachable(self) -> bool:
-        """Return whether all records can be read now. May wait some seconds.
+        """Return whether records can be read now. May wait some seconds.
 
         Replays wait while it is False, and ``plan`` leaves out what cannot be read.
         """
+        ...
+
+
+@runtime_checkable
+class PartlyRemoteInput(RemoteInput[P], Protocol[P]):
+    """A remote input of which some partitions may be out of reach while others can be read."""
+
+    def away(self) -> Collection[str]:
+        """Return the partitions whose records could not be read when ``is_reachable`` was last asked. Their replays
+        wait."""
         ...
 
 

@@ -23,6 +23,8 @@ from acker_client.source.records.input import (
     KeyedInput,
     Original,
     P,
+    PartlyRemoteInput,
+    RemoteInput,
     SparseInput,
     TakingUpInput,
 )
@@ -219,6 +221,15 @@ class Lookup:
         if not isinstance(self.input, SparseInput):
             return [True] * len(records)
         return self.input.are_there(self.parts.chosen(records))
+
+    def is_reachable(self) -> bool:
+        """Return whether records can be read now."""
+        return not isinstance(self.input, RemoteInput) or self.input.is_reachable()
+
+    def away_records(self) -> RecordNumbers:
+        """Return the records, ascending, that cannot be read while others can."""
+        away = self.input.away() if isinstance(self.input, PartlyRemoteInput) else ()
+        return self.parts.numbers_of(away) if away else NO_RECORDS
 
     def originals(self, records: RecordNumbers) -> list[Original]:
         """Read each of ``records``, ascending, once more."""

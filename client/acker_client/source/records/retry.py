@@ -186,6 +186,17 @@ class Schedule:
             if len(kept):
                 self._push(kept, group.due_s, group.depth)
 
+    def postpone(self, records: RecordNumbers, now: float, until_s: float) -> None:
+        """Let the replays of ``records`` that are due wait until ``until_s``."""
+        due: list[ReplayGroup] = []
+        while self._groups and self._groups[0].due_s <= now:
+            due.append(self._pop())
+        for group in due:
+            is_later = np.isin(group.records, records)
+            for some, due_s in ((group.records[~is_later], group.due_s), (group.records[is_later], until_s)):
+                if len(some):
+                    self._push(some, due_s, group.depth)
+
     def forget_attempts(self, below: int) -> None:
         """Drop the attempts of records below ``below``, because these records are done."""
         self._failed.forget_below(below)

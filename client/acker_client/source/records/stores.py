@@ -98,7 +98,11 @@ class DeadLetterStore(Protocol):
         ...
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
-        """Add ``letters``, in order. They are durable when this returns. If it raises, their records are not done."""
+        """Add ``letters``, in order. They are durable when this returns. If it raises, their records are not done.
+
+        After an ``OutOfReach`` (``acker_client.source.waiting``) the run goes on with other records, and calls this
+        again with the same letters, unless the store is away for long. Any other error ends the run.
+        """
         ...
 
     def close(self) -> None:

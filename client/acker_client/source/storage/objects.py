@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,31 @@ class Objects:
         has_other_size, has_other_time = self.sizes != other.sizes[there], self.modified_ns != other.modified_ns[there]
         is_other: npt.NDArray[np.bool_] = (has_other_size | has_other_time) & (places >= 0)
         return is_other
+
+
+class Backlog:
+    """How far the objects of an input are read.
+
+    ``known``: all that were ever listed, in the order of reading. ``is_done``: which of them are done. ``next``: the
+    first one that was not opened yet. ``unfinished``: earlier ones that are empty or incomplete. ``again``: those of
+    them that have changed since, and were not opened again. Iterating gives the objects to open.
+    """
+
+    def __init__(self, known: Objects) -> None:
+        self.known, self.is_done = known, np.zeros(len(known), np.bool_)
+        self.next = 0
+        self.unfinished, self.again = set[int](), set[int]()
+
+    def __iter__(self) -> Iterator[int]:
+        yield from sorted(self.again)
+        yield from (np.flatnonzero(~self.is_done[self.next :]) + self.next).tolist()
+
+    def add(self, new: Objects, is_done: npt.NDArray[np.bool_]) -> None:
+        self.known, self.is_done = Objects.joined([self.known, new]), np.append(self.is_done, is_done)
+
+    def note_opened(self, index: int) -> None:
+        self.again.discard(index)
+        self.next = max(self.next, index + 1)
 
 
 def _column(names: Iterable[str]) -> pa.LargeBinaryArray:
