@@ -27,6 +27,8 @@ from tests.spark.live_batch import LiveBatch
 pytestmark = pytest.mark.jvm
 
 CALLS_MAX, MICRO_BATCH_CALLS_MAX = 100, 180
+# The second part of a longer answer waits 40 ms for the acknowledgement of the first.
+PY4J_BUFFER = 8192
 SCHEMAS: list[str | StructType] = [
     "word string",
     "id bigint not null, `a.b` int, at timestamp, day date, price decimal(10,2)",
@@ -169,6 +171,27 @@ def test_a_setting_that_changes_between_two_batches_counts_from_the_next_one(
     conf("spark.acker.budgetSecond", "7")
     with pytest.raises(SessionError, match="budgetSeconds"):
         settings_of(connected)
+
+
+def test_no_record_of_a_long_plan_takes_an_answer_that_py4j_sends_in_two_parts(
+    connected: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected.range(1).selectExpr(f"'{'long ' * 5000}' as text").write.format("noop").mode("append").save()
+    stores = Stores(connected)
+    stores.wait_until_recorded(BUS_WAIT_MS)
+    answers: list[str] = []
+    send: Callable[..., Any] = py4j.clientserver.JavaClient.send_command
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        answers.append(str(send(*args, **kwargs)))
+        return answers[-1]
+
+    monkeypatch.setattr(py4j.clientserver.JavaClient, "send_command", counted)
+    (latest,) = stores.executions(most=1)
+    graph = stores.plan_graph(int(latest["executionId"]))
+
+    assert len(latest["physicalPlanDescription"]) > PY4J_BUFFER < len(str(graph))
+    assert max(map(len, answers)) < PY4J_BUFFER
 
 
 @pytest.mark.parametrize("most", [None, 1])

@@ -1,4 +1,4 @@
-"""Stores: Spark's records of executions and jobs, and its settings, each read with one call into the JVM.
+"""Stores: Spark's records of executions and jobs, and its settings, each read with few calls into the JVM.
 
 Decides how Spark's records reach Python: the JVM writes them as JSON, because a call for each field of each record
 would cost more than all the rest of a small batch. Jackson and its module for Scala come with Spark, which uses them
@@ -7,11 +7,11 @@ for its REST API. Times are in ms.
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -40,12 +40,16 @@ class _Context:
         self.jvm = jvm
         self.scala: Any = spark._jsparkSession.sparkContext()
         self.core: Any = self.scala.statusStore()
+        # The same store for all sessions of a context.
+        self.sql: Any = spark._jsparkSession.sharedState().statusStore()
         self.settings: Any = self.scala.conf()
         self.bus: Any = self.scala.listenerBus()
         jackson: Any = jvm.com.fasterxml.jackson
         self.mapper: Any = jackson.databind.ObjectMapper()
         module = getattr(jackson.module.scala, "DefaultScalaModule$")
         self.mapper.registerModule(getattr(module, "MODULE$"))
+        self.bytes: Any = jvm.java.io.ByteArrayOutputStream
+        self.gzip: Any = jvm.java.util.zip.GZIPOutputStream
 
 
 _lock = threading.Lock()
@@ -67,12 +71,16 @@ class Stores:
         self._context = _context_of(spark)
         self._session: Any = spark._jsparkSession
 
-    @cached_property
-    def _sql(self) -> Any:
-        return self._session.sharedState().statusStore()
-
     def read(self, java: Any) -> Any:
-        """Return an object of the JVM, with everything in it, in one call."""
+        """Return an object of the JVM, with everything in it."""
+        # py4j sends an answer of over 8,192 bytes in two writes. The second one waits 40 ms for the acknowledgement of
+        # the first. Compressed, hardly any record is so long.
+        packed = self._context.bytes()
+        self._context.mapper.writeValue(self._context.gzip(packed), java)
+        return json.loads(gzip.decompress(packed.toByteArray()))
+
+    def _read_short(self, java: Any) -> Any:
+        """Return an object of the JVM whose JSON is short, in one call."""
         return json.loads(self._context.mapper.writeValueAsString(java))
 
     def wait_until_recorded(self, wait_ms: int) -> None:
@@ -91,7 +99,7 @@ class Stores:
 
     def local_properties(self) -> Mapping[str, str]:
         """Return the properties that Spark gives to the jobs of this thread."""
-        found: Mapping[str, str] = self.read(self._context.scala.getLocalProperties())
+        found: Mapping[str, str] = self._read_short(self._context.scala.getLocalProperties())
         return found
 
     def executions(self, after: int = -1, *, most: int | None = None) -> list[Record]:
@@ -100,32 +108,32 @@ class Stores:
         while True:
             kept = self.executions_kept()
             count = min(count, kept)
-            found: list[Record] = self.read(self._sql.executionsList(kept - count, count)) if count else []
+            found: list[Record] = self.read(self._context.sql.executionsList(kept - count, count)) if count else []
             # Nothing is found if Spark has dropped executions since it counted them.
             if count == kept or (found and (most is not None or int(found[0]["executionId"]) <= after)):
                 return [each for each in found if int(each["executionId"]) > after]
             count *= 4 if found else 1
 
     def executions_kept(self) -> int:
-        return int(self._sql.executionsCount())
+        return int(self._context.sql.executionsCount())
 
     def execution(self, number: int) -> Record:
         """Return an execution. Raises :class:`Forgotten`."""
-        return self._kept(lambda: self._sql.execution(number).get())
+        return self._kept(lambda: self._context.sql.execution(number).get())
 
     def plan_graph(self, number: int) -> Record:
         """Return the plan of an execution. Raises :class:`Forgotten`."""
-        return self._kept(lambda: self._sql.planGraph(number))
+        return self._kept(lambda: self._context.sql.planGraph(number))
 
     def metrics(self, number: int) -> Mapping[str, str]:
         """Return the values of an execution's metrics, by accumulator id as text. Raises :class:`Forgotten`."""
-        return self._kept(lambda: self._sql.executionMetrics(number))
+        return self._kept(lambda: self._context.sql.executionMetrics(number))
 
     def jobs(self, after: int = -1, *, most: int | None = None) -> list[Record]:
         """Return the jobs whose id is over ``after``, or the newest ``most`` of them, newest first."""
         listed, count = self._context.core.jobsList(None), JOBS_FIRST if most is None else most
         while True:
-            found: list[Record] = self.read(listed.take(count))
+            found: list[Record] = (self._read_short if count == 1 else self.read)(listed.take(count))
             if len(found) < count or most is not None or int(found[-1]["jobId"]) <= after:
                 return [each for each in found if int(each["jobId"]) > after]
             count *= 4
