@@ -141,3 +141,22 @@ def test_help_does_not_truncate_the_descriptions_of_commands() -> None:
 def test_an_option_value_that_is_not_a_number_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, "status", "--servers", "127.0.0.1:1", "--interval-s", "soon")
     assert said == "Invalid value for '--interval-s': 'soon' is not a number; `acker status --help` says what it takes"
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["token", "new", "--role", "client", "--name", "etl"], ["serve", "--help"]]
+)
+def test_output_to_a_full_disk_is_one_sentence(words: list[str]) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "acker_command", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (2, "acker: standard output: No space left on device\n")
+
+
+def test_an_interval_that_is_no_number_of_seconds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, "status", "--servers", "127.0.0.1:1", "--interval-s", "nan")
+    assert (
+        said
+        == "Invalid value for '--interval-s': nan is not a number of seconds; `acker status --help` says what it takes"
+    )
