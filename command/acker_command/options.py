@@ -86,7 +86,7 @@ def run(command: click.Command, words: Sequence[str]) -> int:
         near = nearest(error.option_name, [*known, "--help"])
         return _complain(name, f"{error.option_name}: no such option{near}; `{name} --help` lists them all")
     except click.UsageError as error:
-        said = error.format_message().rstrip(".")
+        said = " ".join(error.format_message().split()).rstrip(".")
         for of_click, of_people in _KINDS.items():
             said = said.replace(f"is not a valid {of_click}", f"is not a {of_people}")
         return _complain(name, f"{said}; `{name} --help` says what it takes")

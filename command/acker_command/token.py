@@ -21,7 +21,7 @@ from acker_service.access import tokens
 from acker_service.access.roles import Role
 
 
-@click.group(context_settings=options.SETTINGS)
+@click.group(no_args_is_help=False, context_settings=options.SETTINGS)
 def token() -> None:
     """Make tokens for callers of servers that were started with --tokens."""
 

@@ -15,9 +15,10 @@ from acker_command.drain import drain
 from acker_command.options import run
 from acker_command.ring import ring
 from acker_command.status import status
+from acker_command.token import token
 
 COMMANDS = {"ring": ring, "status": status, "drain": drain}
-ALL = COMMANDS | {"demo": demo}
+ALL = COMMANDS | {"demo": demo, "token": token}
 
 
 def mistaken(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> str:
@@ -90,6 +91,22 @@ def test_a_word_too_many(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_word_that_is_not_an_id_is_refused(id: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, "drain", id, "--servers", "127.0.0.1:1")
     assert said == f"{id}: an id is a number from 0 to 1023; `acker ring` lists the ids in use"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "Missing command; `acker token --help` says what it takes"),
+        (
+            ["new"],
+            "Missing option '--role'. Choose from: client, operator, scraper; `acker token --help` says what it takes",
+        ),
+    ],
+)
+def test_a_word_that_is_missing_is_one_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mistaken(capsys, "token", *words) == says
 
 
 def test_an_unknown_command_is_refused() -> None:
