@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from acker_service import config
 from acker_service.access import own_access
 from acker_service.config import OF_CLIENTS, OPTIONS, Config, flag, variable
 from acker_service.process import compiling
-from tests.deploy.container import dockerfile, variables_of_the_image
+from tests.deploy.container import dockerfile, namespace, variables_of_the_image
 from tests.deploy.prometheus import ROOT, SHIPPED, tool
 
 CLUSTER = {"app": "acker"}
@@ -257,3 +259,53 @@ def test_the_health_check_of_the_image_finds_the_server_by_the_ready_file() -> N
     assert image["ACKER_STATE_DIR"].startswith(f"{volume}/")
     mounts = [each["mountPath"] for each in CONTAINERS["acker.yaml"]["volumeMounts"]]
     assert volume in mounts  # the root file system is read-only
+
+
+PROGRAM = """
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("stopped").write_text("stopped"), sys.exit(0)))
+pathlib.Path("ready").write_text("ready")
+while True:
+    signal.pause()
+"""
+# The driver's container: a JVM that has started the program, which has started another interpreter.
+DRIVER = """
+set -e
+cd "$1"
+python program.py &
+program=$!
+echo "$program" > program
+wait "$program"
+echo "$?" > status
+exec sleep 600
+"""
+
+
+def test_the_hook_of_the_driver_stops_the_program_and_waits_for_its_end(tmp_path: Path) -> None:
+    pod = documents("deploy/k8s/sidecar.yaml")[0]["spec"]
+    (driver,) = pod["containers"]
+    assert driver["name"] == "spark-kubernetes-driver"
+    hook = driver["lifecycle"]["preStop"]["exec"]["command"]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "driver").write_text(DRIVER)
+    # The names of processes are those of their files.
+    (tmp_path / "java").symlink_to("/bin/bash")
+    (tmp_path / "python").symlink_to(sys.executable)
+    script = f"""
+    cd {shlex.quote(str(tmp_path))}
+    PATH="$PWD:$PATH" ./java driver "$PWD" &
+    until [ -e ready ]; do sleep 0.05; done
+    {shlex.join(hook)}
+    [ -e stopped ] && cat status
+    """
+    done = subprocess.run(
+        [*namespace("--pid", "--fork", "--mount-proc"), script], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n")
+
+
+def test_the_driver_has_more_time_to_stop_than_a_batch_takes() -> None:
+    pod = documents("deploy/k8s/sidecar.yaml")[0]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= 600
+    text = (ROOT / "docs/operating/deploy.md").read_text()
+    assert f"`terminationGracePeriodSeconds` ({pod['terminationGracePeriodSeconds']})" in text

@@ -126,6 +126,8 @@ def test_spark_keeps_of_the_template_what_the_sidecar_needs(pod: dict[str, Any])
     assert "acker-driver" in {each["name"] for each in driver["ports"]}
     assert pod["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
     assert any(each["name"] == "ACKER_ACCESS_FILE" for each in driver["env"])
+    assert driver["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 600
 
 
 @pytest.mark.long
