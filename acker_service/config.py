@@ -232,6 +232,11 @@ class Config:
     drain_s: float = _SECONDS(
         600.0, "How long a draining server waits for its batches and roots to end, before it stops.", 0, 1e6
     )
+    stay_drained: bool = _SWITCH(
+        False,
+        "After a drain, stay until SIGTERM, neither ready nor reachable for calls, instead of ending; for supervisors "
+        "that start again whatever ends, as Kubernetes does.",
+    )
     reflection: bool = _SWITCH(False, "Offer gRPC reflection (for grpcurl and the like).")
     until_stdin_ends: bool = _SWITCH(
         False,

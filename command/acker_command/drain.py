@@ -37,8 +37,9 @@ def drain(id: int, servers: str | None, force: bool, wait: bool) -> None:
     """Ask the server with this ID to drain: to take nothing new, finish what it has, and end.
 
     Its batches are settled and its outcomes confirmed as usual, so nothing is replayed. It ends by itself with status 0
-    once nothing is left, or after its --drain-s. Its supervisor should not start it again. Asking again does no harm. A
-    drain cannot be undone, except by starting the server again.
+    once nothing is left, or after its --drain-s. Its supervisor should not start it again; with --stay-drained it stays
+    until SIGTERM instead, without calls and not ready, for supervisors that would. Asking again does no harm. A drain
+    cannot be undone, except by starting the server again.
 
     Exits with status 2 if the server was not asked: no server has that id, it does not answer, or it is the only one
     that takes new batches.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from acker_client.spark.driver import embedded
+from acker_client.spark.driver import embedded, session
 from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.access import own_access
@@ -51,7 +52,7 @@ def test_the_image_has_one_name() -> None:
     for path in ("Dockerfile", "docs/operating/deploy.md"):
         text = (ROOT / path).read_text()
         assert set(re.findall(r"docker build -t (\S+)", text)) == {image}
-        assert set(re.findall(r"\backer:\d+\.[^`\s]+", text)) == {image}
+        assert set(re.findall(r"\backer:\d+\.[^`\s\",]+", text)) == {image}
 
 
 @each_container
@@ -185,6 +186,59 @@ def test_the_images_hold_every_compiled_kernel_for_the_processor_that_they_name(
         assert each.count("NUMBA_CPU_NAME=") == 2
     (locator,) = re.findall(r"NUMBA_CACHE_LOCATOR_CLASSES=(\S+)", image)
     assert locator == compiling.LOCATORS
+
+
+def test_the_pod_for_commands_has_what_a_client_of_the_servers_needs() -> None:
+    text = (ROOT / "docs/operating/deploy.md").read_text()
+    (line,) = re.findall(r"^kubectl run .*?^}'$", text, re.MULTILINE | re.DOTALL)
+    words = shlex.split(line)
+    assert f"--labels=acker-client={CLIENT['acker-client']}" in words
+    (overrides,) = [word.removeprefix("--overrides=") for word in words if word.startswith("--overrides=")]
+    spec = json.loads(overrides)["spec"]
+    (container,) = spec["containers"]
+    assert container["name"] == words[2]
+    assert {f"--image={container['image']}", f"--image={CONTAINERS['acker.yaml']['image']}"} <= set(words)
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert set(env) == {"ACKER_SERVERS", "ACKER_TOKEN_FILE", "ACKER_CA"}
+    assert set(env) <= OF_CLIENTS
+    (mount,), (volume,) = container["volumeMounts"], spec["volumes"]
+    assert mount["name"] == volume["name"]
+    secret = f"kubectl create secret generic {volume['secret']['secretName']} "
+    (made,) = [each for each in text.splitlines() if each.startswith(secret)]
+    files = {word.removeprefix("--from-file=").partition("=")[0] for word in made.split() if "--from-file" in word}
+    assert {f"{mount['mountPath']}/{name}" for name in files} == {env["ACKER_TOKEN_FILE"], env["ACKER_CA"]}
+
+
+def test_the_settings_of_a_job_in_kubernetes_exist_and_find_the_mounted_secret() -> None:
+    text = (ROOT / "docs/operating/deploy.md").read_text()
+    (found,) = re.findall(r"^```properties\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    settings = dict(line.split("=", 1) for line in found.splitlines())
+    assert {key for key in settings if key.startswith("spark.acker.")} <= set(session.KEYS)
+    for who in ("driver", "executor"):
+        folder = settings[f"spark.kubernetes.{who}.secrets.acker-orders"]
+        assert settings["spark.acker.tokenFile"] == f"{folder}/token"
+        assert settings["spark.acker.ca"] == f"{folder}/ca.crt"
+        assert settings[f"spark.kubernetes.{who}.label.acker-client"] == CLIENT["acker-client"]
+    service = of_kind("Service")
+    assert settings["spark.acker.servers"] == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+
+
+def test_a_drained_pod_stays_drained_until_it_is_deleted() -> None:
+    env = {each["name"]: each.get("value", "") for each in CONTAINERS["acker.yaml"]["env"]}
+    options = config.read(
+        [], {name: text for name, text in env.items() if name in ("ACKER_STAY_DRAINED", "ACKER_AWAY_S")}
+    )
+    assert options.stay_drained
+    assert f"`acker.yaml` sets {options.away_s:g} s" in (ROOT / "docs/operating/deploy.md").read_text()
+
+
+def test_servers_are_spread_over_nodes_and_evicted_one_at_a_time() -> None:
+    pod = of_kind("StatefulSet")["spec"]["template"]["spec"]
+    (spread,) = pod["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    budget = of_kind("PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert spread["labelSelector"]["matchLabels"] == budget["selector"]["matchLabels"] == CLUSTER
 
 
 def lets_in(namespace: dict[str, str], pod: dict[str, str], port: str, is_own: bool = False) -> bool:
