@@ -25,7 +25,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     return seconds
 
 
-@click.command("status", context_settings=options.SETTINGS)
+@click.command("status", context_settings=options.SETTINGS, epilog=options.VARIABLES)
 @servers_option
 @click.option(
     "--interval-s",
@@ -52,7 +52,7 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
     reserved or unconfirmed.
 
     A rate is "-" if the server was restarted meanwhile. States are those of `acker ring`. Exits with status 2
-    if no server answers, or a named one is the wrong one.
+    if no server answers, a named one is the wrong one, or the token may not see figures (role operator or scraper).
     """
     with Servers(options.settings(servers)) as asked:
         seen = asked.overview()

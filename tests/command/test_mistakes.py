@@ -16,6 +16,7 @@ from acker_command.options import run
 from acker_command.ring import ring
 from acker_command.status import status
 from acker_command.token import token
+from acker_service.config import OF_CLIENTS
 
 COMMANDS = {"ring": ring, "status": status, "drain": drain}
 ALL = COMMANDS | {"demo": demo, "token": token}
@@ -122,6 +123,7 @@ def test_help_names_every_option(name: str, capsys: pytest.CaptureFixture[str]) 
     assert told.startswith(f"Usage: acker {name} [OPTIONS]")
     options = [option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")]
     assert all(option in told for option in [*options, "ACKER_SERVERS"])
+    assert all(variable in told for variable in OF_CLIENTS)
 
 
 @pytest.mark.parametrize(
