@@ -338,9 +338,14 @@ class Server:
                 log.warning("advertise_unreachable", address=self._advertised, reason=str(trouble))
                 return
             unchecked = f", or add {config.flag('advertise_unchecked')} if only this machine does not reach it there"
+            as_caller = (
+                f". With {config.flag('tls_client_ca')} the server shows {config.flag('tls_cert')} as its own caller: "
+                "take a certificate for callers too, from one of these CAs"
+            )
+            more = "" if trouble.is_another else unchecked + (as_caller if options.tls_client_ca is not None else "")
             raise StartError(
                 f"{config.label('advertise')}: {trouble}, but clients would connect there: give the host:port at which "
-                f"they reach this server, which listens on {self.address}{'' if trouble.is_another else unchecked}"
+                f"they reach this server, which listens on {self.address}{more}"
             ) from None
 
     def _register(self) -> Registry | None:
