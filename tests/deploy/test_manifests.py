@@ -156,6 +156,29 @@ def test_prometheus_finds_the_ports_that_the_manifests_name() -> None:
     assert annotations == {"prometheus.io/scrape": "true", "prometheus.io/port": str(ports["acker-http"])}
 
 
+def test_no_scrape_takes_the_label_namespace_from_the_metrics_that_have_it() -> None:
+    """With a target's label ``namespace`` Prometheus would rename that of a metric, which names its callers."""
+    (discovered,) = documents("deploy/prometheus/kubernetes.yml")
+    for job in discovered["scrape_configs"]:
+        targets = [each.get("target_label") for each in job["relabel_configs"]]
+        assert "kubernetes_namespace" in targets
+        assert "namespace" not in targets
+    for monitor in documents("deploy/k8s/podmonitor.yaml"):
+        for end in monitor["spec"]["podMetricsEndpoints"]:
+            # The operator itself gives each target of a PodMonitor the label, before these steps.
+            assert end["relabelings"][1:] == [
+                {"sourceLabels": ["namespace"], "targetLabel": "kubernetes_namespace"},
+                {"action": "labeldrop", "regex": "namespace"},
+            ]
+
+
+def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
+    (rules,) = documents("deploy/k8s/prometheusrule.yaml")
+    assert (rules["apiVersion"], rules["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    (shipped,) = documents("deploy/prometheus/alerts.yaml")
+    assert rules["spec"] == shipped
+
+
 def test_promtool_takes_the_configuration_for_kubernetes(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text((SHIPPED / "alerts.yaml").read_text())
     text = (SHIPPED / "kubernetes.yml").read_text()
