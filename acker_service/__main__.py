@@ -31,7 +31,12 @@ def check_health(words: Sequence[str]) -> int:
         print(health.USAGE)
         return 0
     try:
-        print(f"ready at {health.check(config.read(words, os.environ, default_memory()))}")
+        ready_file = config.ready_file(words, os.environ)
+        if ready_file is not None:
+            address = health.check_ready_file(ready_file)
+        else:
+            address = health.check(config.read(words, os.environ, default_memory()))
+        print(f"ready at {address}")
     except (ConfigError, health.NotReady) as error:
         print(f"acker health: {error}", file=sys.stderr)
         return 1

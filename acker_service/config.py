@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple
 
 from acker_service.core import memory
@@ -71,10 +71,15 @@ def size_of(text: str) -> int:
 
 
 def _address(text: str, port_min: int = 0) -> str | None:
+    if not text:
+        return None
     host, _, port = text.rpartition(":")
-    if text and not (host and port_min <= int(port) < 1 << 16):
+    if not (host and port_min <= int(port) < 1 << 16):
         raise ValueError(text)
-    return text or None
+    if {":", "[", "]"} & set(host):
+        # Clients need the brackets. Kubernetes gives the address of a pod without them.
+        host = f"[{IPv6Address(host[1:-1] if host[0] + host[-1] == '[]' else host)}]"
+    return f"{host}:{port}"
 
 
 def _addresses(text: str) -> str | None:
@@ -227,6 +232,11 @@ class Config:
     drain_s: float = _SECONDS(
         600.0, "How long a draining server waits for its batches and roots to end, before it stops.", 0, 1e6
     )
+    stay_drained: bool = _SWITCH(
+        False,
+        "After a drain, stay until SIGTERM, neither ready nor reachable for calls, instead of ending; for supervisors "
+        "that start again whatever ends, as Kubernetes does.",
+    )
     reflection: bool = _SWITCH(False, "Offer gRPC reflection (for grpcurl and the like).")
     until_stdin_ends: bool = _SWITCH(
         False,
@@ -240,6 +250,8 @@ class Config:
     def __post_init__(self) -> None:
         for option in OPTIONS:
             _check(option, getattr(self, option.name))
+        if self.advertise is not None:
+            object.__setattr__(self, "advertise", _address(self.advertise))
         if self.discard_state and self.state_dir is None:
             raise ConfigError(
                 f"{label('discard_state')}: there is no state to discard without --state-dir; name that too"
@@ -354,7 +366,17 @@ def read(arguments: Sequence[str], environment: Mapping[str, str], max_memory: i
     """
     texts = _from_environment(environment) | _from_arguments(arguments)
     values = {name: _value(_BY_NAME[name], text) for name, text in texts.items()}
+    if "max_memory" not in values and max_memory is not None:
+        _check_default_memory(max_memory)
     return Config(**{"max_memory": max_memory, **values})
+
+
+def ready_file(arguments: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return the ready file that is named, or None. Reads no other option, as only the server needs their values.
+
+    Raises :class:`ConfigError` if an option does not exist.
+    """
+    return (_from_environment(environment) | _from_arguments(arguments)).get("ready_file") or None
 
 
 def usage() -> str:
@@ -425,14 +447,33 @@ def _check(option: dataclasses.Field[Any], value: Any) -> None:
         _value(option, value)
     low, high = option.metadata["low"], option.metadata["high"]
     if None not in (value, low) and not low <= value <= high:
+        is_size = option.metadata["shape"] == _SIZE.shape
+        given, least, most = map(_size_text, (value, low, high)) if is_size else (str(value), f"{low:,}", f"{high:,}")
+        shape = "a size" if is_size else option.metadata["shape"]
+        raise ConfigError(f"{label(option.name)}: {given} is outside {least} to {most}; choose {shape} within")
+
+
+def _check_default_memory(max_memory: int) -> None:
+    needed = _BY_NAME["max_memory"].metadata["low"]
+    if max_memory < needed:
         raise ConfigError(
-            f"{label(option.name)}: {value} is outside {low:,} to {high:,}; choose {option.metadata['shape']} within"
+            f"a server needs {_mebibytes(needed)}, and takes {_mebibytes(max_memory)} here: by default three quarters "
+            "of the container's limit, or half of the machine's memory. Give the container "
+            f"{_mebibytes(needed * 4 // 3)} or more, or give {label('max_memory')}"
         )
 
 
 def shown(option: dataclasses.Field[Any]) -> str:
     """Return the default of an option in words."""
     return str(option.metadata["shown"] if option.default in (None, False) else option.default)
+
+
+def _size_text(size: int) -> str:
+    """Return a size in the largest unit of which it is a multiple."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
 
 
 def _mebibytes(size: int) -> str:

@@ -25,7 +25,6 @@ class Drain:
         self._namespaces, self._at_most_s, self._on_drained = namespaces, at_most_s, on_drained
         self._lock = threading.Lock()
         self._until: float | None = None
-        self.is_over = False
 
     def begin(self, announce: Callable[[], object]) -> DrainReply:
         """Take no new batches and no new sources from now on. The first call also calls ``announce``."""
@@ -42,7 +41,7 @@ class Drain:
         """Note the end of the drain if it is over."""
         if self._until is None or ((left := self._namespaces.left) and time.monotonic() < self._until):
             return
-        self._until, self.is_over = None, True
+        self._until = None
         if left:
             log.warning("drained", left=left, drain_s=self._at_most_s)
         else:

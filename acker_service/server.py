@@ -40,7 +40,7 @@ from acker_service.grpc.health_service import Health
 from acker_service.grpc.servicer import Servicer, connection_of
 from acker_service.http.metrics import CONTENT_TYPE, Metrics
 from acker_service.http.probes import Probes
-from acker_service.http.server import HttpServer, Page
+from acker_service.http.server import HttpServer, Page, text
 from acker_service.namespaces import Namespaces
 from acker_service.ports import StartError, address, check_host, port_error
 from acker_service.process.heap import Heap
@@ -231,6 +231,30 @@ class Server:
             self._close_all()
         log.info("stopped")
 
+    def stay_drained(self, until: threading.Event) -> None:
+        """Answer probes as a live server that is not ready, until the event is set. Call it after :meth:`stop`.
+
+        Raises :class:`StartError` if the port is taken.
+        """
+        http: HttpServer | None = None
+        if self._http is not None:
+            pages: dict[str, Callable[[], Page]] = {
+                "/livez": lambda: text(HTTPStatus.OK, "ok"),
+                "/readyz": lambda: text(HTTPStatus.SERVICE_UNAVAILABLE, "drained"),
+                # Without it, the server would count as down.
+                "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, b""),
+            }
+            host, port = self._options.host, self._http.port
+            try:
+                http = HttpServer(host, port, pages, certificates=self._http_certificates)
+            except OSError:
+                raise port_error("http_port", host, port) from None
+            http.start()
+        log.info("stays_drained", http_address=self.http_address)
+        until.wait()
+        if http is not None:
+            http.stop()
+
     def drain(self) -> DrainReply:
         """Take no new batches and no new sources from now on.
 
@@ -260,7 +284,8 @@ class Server:
         self._health.set(False)
         log.info("stopping", grace_s=grace_s, watches=self.namespaces.watches)
         if self._registry is not None:
-            will_be_back = self._saved.is_kept and not self._draining.is_over
+            # A drain removes a server, also if it ends early.
+            will_be_back = self._saved.is_kept and not self.namespaces.is_draining
             self._registry.leave(self._options.away_s if will_be_back else None)
         self.namespaces.stop_waiting()
         until = time.monotonic() + grace_s
@@ -313,9 +338,14 @@ class Server:
                 log.warning("advertise_unreachable", address=self._advertised, reason=str(trouble))
                 return
             unchecked = f", or add {config.flag('advertise_unchecked')} if only this machine does not reach it there"
+            as_caller = (
+                f". With {config.flag('tls_client_ca')} the server shows {config.flag('tls_cert')} as its own caller: "
+                "take a certificate for callers too, from one of these CAs"
+            )
+            more = "" if trouble.is_another else unchecked + (as_caller if options.tls_client_ca is not None else "")
             raise StartError(
                 f"{config.label('advertise')}: {trouble}, but clients would connect there: give the host:port at which "
-                f"they reach this server, which listens on {self.address}{'' if trouble.is_another else unchecked}"
+                f"they reach this server, which listens on {self.address}{more}"
             ) from None
 
     def _register(self) -> Registry | None:
@@ -457,8 +487,8 @@ class Server:
 
 
 def run(options: Config, signals: Signals, lines: LineLimit) -> int:
-    """Serve until SIGTERM, SIGINT or the end of a drain. Returns the exit status: 0, or 1 if the state was not written.
-    ``lines``: the limit of the log's lines.
+    """Serve until SIGTERM, SIGINT or, without ``stay_drained``, the end of a drain. ``lines``: the limit of the log's
+    lines. Returns the exit status: 0, or 1 if the state was not written.
 
     A second signal only ends the grace period; the state is still written. Raises :class:`StartError` or
     :class:`StateError` if the server cannot start.
@@ -467,18 +497,24 @@ def run(options: Config, signals: Signals, lines: LineLimit) -> int:
     _raise_descriptors()
     # Must start before the state is read, because a stop must not need a new thread.
     stopping: Future[Server] = Future()
+    signalled = threading.Event()
     try:
-        threading.Thread(target=_hurry_on_signal, args=(signals, stopping), name="acker-signals", daemon=True).start()
+        threading.Thread(
+            target=_hurry_on_signal, args=(signals, stopping, signalled), name="acker-signals", daemon=True
+        ).start()
     except RuntimeError as error:
         raise _no_threads(error) from None
     server = Server(options, on_drained=signals.interrupt, left_out=lambda: lines.left_out)
     # Loaded modules stay loaded, so the garbage collector need not scan them while calls wait.
     gc.freeze()
     server.start()
-    _log_signal(signals.wait())
+    sent = signals.wait()
+    _log_signal(sent)
     stopping.set_result(server)
     try:
         server.stop()
+        if sent is None and options.stay_drained:
+            server.stay_drained(signalled)
     except (StateError, MemoryError) as error:
         # No traceback, since neither a full disk nor a lack of memory is a bug.
         log.error("state_lost", error=str(error) or "no memory")  # noqa: TRY400
@@ -504,14 +540,15 @@ def _own_access(options: Config) -> tuple[OwnAccess | None, Config]:
     return own, replace(options, own_access=None, tls_cert=own.certificate, tls_key=own.key, tokens=own.tokens)
 
 
-def _hurry_on_signal(signals: Signals, stopping: Future[Server]) -> None:
-    """End the grace period of the server that stops, at each signal from then on."""
+def _hurry_on_signal(signals: Signals, stopping: Future[Server], signalled: threading.Event) -> None:
+    """End the grace period of the server that stops, at each signal from then on, and set ``signalled``."""
     server = stopping.result()
     while True:
         sent = signals.wait()
         _log_signal(sent)
         if sent is not None:
             server.hurry()
+            signalled.set()
 
 
 def _log_signal(sent: signal.Signals | None) -> None:

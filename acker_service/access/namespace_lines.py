@@ -21,8 +21,7 @@ _NUMBER_MAX = 2_000_000_000
 def parse_quotas(words: Sequence[str]) -> tuple[str, Quotas]:
     """Return the namespace of a line, and its quotas. Raises ValueError."""
     name = words[1] if len(words) > 1 else ""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a namespace: give 1 to 63 letters, digits, dots, - and _")
+    check_name(name)
     found: dict[str, int] = {}
     for word in words[2:]:
         key, _, value = word.partition("=")
@@ -34,6 +33,12 @@ def parse_quotas(words: Sequence[str]) -> tuple[str, Quotas]:
     if "memory_bytes" not in found:
         raise ValueError(f"namespace {name} needs memory=, such as memory=512MiB")
     return name, Quotas(**found)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if no namespace can have this name."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a namespace: give 1 to 63 letters, digits, dots, - and _")
 
 
 def _read(key: str, value: str) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from acker_service.access.files import WatchedFiles
-from acker_service.access.namespace_lines import parse_quotas
+from acker_service.access.namespace_lines import check_name, parse_quotas
 from acker_service.access.roles import OF_SERVER, Principal, Role
 from acker_service.core.quotas import Quotas
 from acker_service.process.logs import Log
@@ -122,6 +122,13 @@ def hash_of(token: str) -> str:
 def line_of(token: str, roles: Sequence[Role], name: str, namespace: str = "") -> str:
     """Return the line of a file for a token."""
     return f"sha256:{hash_of(token)} {','.join(roles)} {name} {namespace}".rstrip()
+
+
+def check_line(line: str) -> None:
+    """Raise ValueError if no file can have this line of a caller, whichever namespaces the file declares."""
+    _, _, caller = _parse_caller(line.split())
+    if caller.namespace:
+        check_name(caller.namespace)
 
 
 def parse(text: str) -> KnownCallers:

@@ -18,7 +18,10 @@ TIMEOUT_S = 5.0
 USAGE = """Usage: acker health [options of acker serve]
 
 Asks the server that was started with the same options and environment whether it is ready. Exits with status 0 if it
-is, with 1 and a line that says why if not. With --ready-file it finds a server whatever its ports are."""
+is, with 1 and a line that says why if not. With --ready-file (ACKER_READY_FILE) it finds a server whatever its other
+options are, and needs none of them."""
+
+_Place = tuple[str, int]
 
 # A server that listens on all addresses is asked at the loopback address.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -33,7 +36,15 @@ def check(options: Config) -> str:
 
     A server without an HTTP port counts as ready if its port for calls accepts a connection.
     """
-    calls, http, tls = _from_file(Path(options.ready_file)) if options.ready_file else _from_options(options)
+    return _check(*(_from_file(Path(options.ready_file)) if options.ready_file else _from_options(options)))
+
+
+def check_ready_file(path: str) -> str:
+    """Return the address of the ready server that has written this file. Raises :class:`NotReady`."""
+    return _check(*_from_file(Path(path)))
+
+
+def _check(calls: _Place, http: _Place | None, tls: bool) -> str:
     try:
         if http is not None:
             _ask(http, tls)
@@ -42,9 +53,6 @@ def check(options: Config) -> str:
     except (OSError, HTTPException) as error:
         raise NotReady(f"no server answers at {_shown(http or calls)} ({error})") from None
     return _shown(http or calls)
-
-
-_Place = tuple[str, int]
 
 
 def _from_file(path: Path) -> tuple[_Place, _Place | None, bool]:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 from acker_service.access.access import Access
 from acker_service.access.certificates import Certificates
@@ -45,6 +47,9 @@ ACCEPT_PAUSE_S = 0.5
 SEND_S = 1.0
 
 METHODS = ("GET", "HEAD")
+
+# How the system writes the address of an IPv4 client of a listener for both families.
+_MAPPED = "::ffff:"
 
 log = Log("acker.http")
 
@@ -77,17 +82,7 @@ class HttpServer:
         """Bind. Port 0 takes a free one. ``certificates``: None serves without TLS. ``access``: None lets everybody see
         every page. Raises :class:`OSError`."""
         self._certificates, self._access = certificates, access
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, place = found[0]
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind(place)
-            self._listener.listen(BACKLOG)
-            self._listener.setblocking(False)
-        except BaseException:
-            self._listener.close()
-            raise
+        self._listener = _listen(host, port)
         self.port = int(self._listener.getsockname()[1])
         self.disconnected = 0
         self._pages = {path: _Rendered(render) for path, render in pages.items()}
@@ -200,7 +195,8 @@ class HttpServer:
         if self._access is None:
             return None
         try:
-            self._access.check(path, connection.getpeername()[0], _authorization(head))
+            address = connection.getpeername()[0].removeprefix(_MAPPED)
+            self._access.check(path, address, _authorization(head))
         except AccessDenied as denied:
             status = HTTPStatus.FORBIDDEN if denied.is_known else HTTPStatus.UNAUTHORIZED
             return text(status, str(denied))
@@ -257,6 +253,36 @@ class HttpServer:
             async with asyncio.timeout(LINGER_S):
                 while left > 0 and (some := await self._loop.sock_recv(stream.connection, left)):
                     left -= len(some)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at ``host``. Raises OSError."""
+    host = host.strip("[]")
+    # gRPC takes both families at either of these addresses, too.
+    if host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
+        try:
+            return _bound(socket.AF_INET6, ("::", port))
+        except OSError as error:
+            # A system may have IPv6 without any address of it.
+            if host == "::" or error.errno != errno.EADDRNOTAVAIL:
+                raise
+    family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return _bound(family, place)
+
+
+def _bound(family: int, place: Any) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6 and place[0] == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 async def _read_head(stream: PlainStream) -> bytes:

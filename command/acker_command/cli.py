@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import sys
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import Any, NoReturn
 
 try:
     import click
@@ -36,10 +38,26 @@ SUBCOMMANDS: dict[str, tuple[str, dict[str, str], str]] = {
     ),
     "demo": ("acker_command.demo.command", {}, "Run a Spark job, break things on purpose, check outcomes."),
 }
+# The output of a command cannot be written, because a disk or a quota is full, or a disk is damaged.
+NO_OUTPUT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class _Commands(click.Group):
     """Lists subcommands in the order in which they were added, and names the nearest one for an unknown word."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            if error.filename is not None or error.errno not in NO_OUTPUT:
+                raise
+            # Python flushes what is left once more at its end, and would print that error too.
+            sys.stdout = io.StringIO()
+            click.echo(f"acker: standard output: {error.strerror}", err=True)
+            sys.exit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -6,13 +6,13 @@ from time import monotonic, sleep
 
 import click
 
-from acker_client.errors import Unavailable
+from acker_client.errors import Rejected, Unavailable
 from acker_command import options
 from acker_command.figures import MemberFigures, figures
 from acker_command.options import Mistake, servers_option
 from acker_command.overview import Overview, SeenMember
 from acker_command.servers import Servers
-from acker_protocol.messages import DrainReply, MemberState, ViewReply
+from acker_protocol.messages import DrainReply, MemberState, StatsReply, ViewReply
 from acker_protocol.placement import IDS
 
 LOOK_S = 0.5
@@ -28,7 +28,7 @@ def _id(context: click.Context, parameter: click.Parameter, text: str) -> int:
     return int(text)
 
 
-@click.command("drain", context_settings=options.SETTINGS)
+@click.command("drain", context_settings=options.SETTINGS, epilog=options.VARIABLES)
 @click.argument("id", callback=_id)
 @servers_option
 @click.option("--force", is_flag=True, help="Even if no other server takes new batches.")
@@ -37,8 +37,9 @@ def drain(id: int, servers: str | None, force: bool, wait: bool) -> None:
     """Ask the server with this ID to drain: to take nothing new, finish what it has, and end.
 
     Its batches are settled and its outcomes confirmed as usual, so nothing is replayed. It ends by itself with status 0
-    once nothing is left, or after its --drain-s. Its supervisor should not start it again. Asking again does no harm. A
-    drain cannot be undone, except by starting the server again.
+    once nothing is left, or after its --drain-s. Its supervisor should not start it again; with --stay-drained it stays
+    until SIGTERM instead, without calls and not ready, for supervisors that would. Asking again does no harm. A drain
+    cannot be undone, except by starting the server again.
 
     Exits with status 2 if the server was not asked: no server has that id, it does not answer, or it is the only one
     that takes new batches.
@@ -101,7 +102,7 @@ def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
     said_at = float("-inf")
     others = [each.address for each in seen.members if each is not member and each.is_answering]
     while True:
-        timed = asked.stats([member]).get(member.address)
+        timed = _figures(asked, member)
         if timed is None and is_gone(asked.view(others), member, monotonic() - heard_at):
             break
         if timed is not None:
@@ -114,6 +115,14 @@ def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
                 click.echo(f"{heard_at - began_at:6.1f} s  {left(figures(None, timed))}")
         sleep(LOOK_S)
     click.echo(f"{monotonic() - began_at:6.1f} s  server {member.id} has gone")
+
+
+def _figures(asked: Servers, member: SeenMember) -> tuple[float, StatsReply] | None:
+    try:
+        return asked.stats([member]).get(member.address)
+    except Rejected:
+        # Another server has taken the member's address.
+        return None
 
 
 def is_gone(view: ViewReply | None, member: SeenMember, silent_s: float) -> bool:

@@ -17,6 +17,7 @@ from rich.text import Text
 from acker_client.source.errors import SourceError
 from acker_client.source.kafka.names import At, KafkaConnection
 from acker_client.source.kafka.seeking import Seeking, SourceOffsets, Target
+from acker_client.source.storage.urls import local_path, url_of
 from acker_command import options, picture
 from acker_command.letters import since
 from acker_command.options import Mistake, json_option
@@ -29,7 +30,7 @@ def _target(context: click.Context, parameter: click.Parameter, text: str | None
         return text
     try:
         return int(text) if text.isdecimal() else datetime.fromtimestamp(since(text, time.time()), UTC)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         raise Mistake(
             f"--to {text}: give earliest, latest, an offset, a time like 2026-11-22T08:30 (UTC), or a span like 90m,"
             " 2h or 3d before now"
@@ -41,6 +42,17 @@ def _partitions(context: click.Context, parameter: click.Parameter, names: Seque
         return [At.named(name) for name in names]
     except ValueError as error:
         raise Mistake(f"--partition: {error}") from None
+
+
+def _checkpoint(context: click.Context, parameter: click.Parameter, path: str | None) -> Path | None:
+    if path is None:
+        return None
+    if url_of(path) is not None:
+        raise Mistake(
+            f"--checkpoint {path}: a checkpoint in an object store can be neither shown nor moved: start the source"
+            " under another name, with another checkpoint and start="
+        )
+    return Path(local_path(path))
 
 
 def _settings(context: click.Context, parameter: click.Parameter, path: Path | None) -> dict[str, str]:
@@ -60,7 +72,7 @@ def _settings(context: click.Context, parameter: click.Parameter, path: Path | N
 @click.argument("source")
 @click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Brokers of the source.")
 @click.option("--group", metavar="NAME", help="Its group_id, if that is not its name.")
-@click.option("--checkpoint", type=click.Path(path_type=Path), metavar="FILE", help="Its checkpoint, if it is a file.")
+@click.option("--checkpoint", metavar="FILE", callback=_checkpoint, help="Its checkpoint, if it is a file.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic; may be repeated.")
 @click.option(
     "--partition",

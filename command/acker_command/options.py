@@ -14,7 +14,17 @@ from typing import Any
 import click
 
 from acker_client.errors import AckerError
-from acker_client.settings import ACCESS_FILE_VARIABLE, SERVERS_VARIABLE, Settings, access_from, addresses
+from acker_client.settings import (
+    ACCESS_FILE_VARIABLE,
+    SERVERS_VARIABLE,
+    TLS_FILE_VARIABLES,
+    TLS_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    Settings,
+    access_from,
+    addresses,
+)
 from acker_command.overview import Overview, SeenMember
 from acker_protocol.placement import parts_of
 
@@ -22,6 +32,13 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 # Click's names for the types of numbers, and ours.
 _KINDS = {"float range": "number", "float": "number", "integer range": "whole number", "integer": "whole number"}
+
+# For the end of the help.
+VARIABLES = (
+    f"Variables for servers with TLS: {', '.join(TLS_FILE_VARIABLES.values())} (files), or {TLS_VARIABLE}=true; with"
+    f" tokens: {TOKEN_FILE_VARIABLE} or {TOKEN_VARIABLE}. {ACCESS_FILE_VARIABLE} names the access.json of a server with"
+    " --own-access, and takes the place of all others."
+)
 
 servers_option = click.option(
     "--servers",
@@ -86,7 +103,7 @@ def run(command: click.Command, words: Sequence[str]) -> int:
         near = nearest(error.option_name, [*known, "--help"])
         return _complain(name, f"{error.option_name}: no such option{near}; `{name} --help` lists them all")
     except click.UsageError as error:
-        said = error.format_message().rstrip(".")
+        said = " ".join(error.format_message().split()).rstrip(".")
         for of_click, of_people in _KINDS.items():
             said = said.replace(f"is not a valid {of_click}", f"is not a {of_people}")
         return _complain(name, f"{said}; `{name} --help` says what it takes")

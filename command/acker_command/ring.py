@@ -17,7 +17,7 @@ from acker_command.servers import Servers
 REPLICAS = (1, 2)
 
 
-@click.command("ring", context_settings=options.SETTINGS)
+@click.command("ring", context_settings=options.SETTINGS, epilog=options.VARIABLES)
 @servers_option
 @json_option
 def ring(servers: str | None, as_json: bool) -> None:

@@ -82,7 +82,8 @@ class Servers:
         return overview.registered(view, answers)
 
     def stats(self, members: Iterable[SeenMember]) -> dict[str, tuple[float, StatsReply]]:
-        """Return the figures of members that answer, by address, each with the monotonic second of its arrival."""
+        """Return the figures of members that answer, by address, each with the monotonic second of its arrival. Raises
+        Rejected if a member refuses them, as to a token that may not see them."""
         addresses = [seen.address for seen in members if seen.is_answering]
         found = self._beside(self._figures, addresses)
         return {address: figures for address, figures in zip(addresses, found, strict=True) if figures is not None}
@@ -120,6 +121,8 @@ class Servers:
     def _figures(self, address: str) -> tuple[float, StatsReply] | None:
         try:
             reply = self._call(address, lambda transport, timeout_s: transport.stats(timeout_s))
+        except Rejected:
+            raise
         except AckerError:
             return None
         return time.monotonic(), reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,11 +18,19 @@ from acker_command.overview import Overview
 from acker_command.servers import Servers
 
 
-@click.command("status", context_settings=options.SETTINGS)
+def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    # It is neither below nor above any bound, so Click takes it.
+    if math.isnan(seconds):
+        raise click.BadParameter("nan is not a number of seconds")
+    return seconds
+
+
+@click.command("status", context_settings=options.SETTINGS, epilog=options.VARIABLES)
 @servers_option
 @click.option(
     "--interval-s",
     type=click.FloatRange(0.1, 3600),
+    callback=_seconds,
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -43,7 +52,7 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
     reserved or unconfirmed.
 
     A rate is "-" if the server was restarted meanwhile. States are those of `acker ring`. Exits with status 2
-    if no server answers, or a named one is the wrong one.
+    if no server answers, a named one is the wrong one, or the token may not see figures (role operator or scraper).
     """
     with Servers(options.settings(servers)) as asked:
         seen = asked.overview()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import ssl
 import threading
 import urllib.error
@@ -67,6 +68,22 @@ def test_a_server_with_a_ca_for_clients_takes_no_client_without_a_certificate(
         with pytest.raises(Unavailable):
             _hello(GrpcTransport(server.address, Settings((server.address,), tls=tls)))
     _hello(GrpcTransport(server.address, Settings((server.address,), tls=Tls(authority.path, cert, key))))
+
+
+def test_a_server_whose_certificate_is_none_for_callers_says_so_when_it_does_not_reach_itself(
+    start_server: StartServer, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acker_service.server.ADVERTISED_S", 0.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    cluster = {"zookeeper": "127.0.0.1:1", "id": 1, "port": port, "advertise": f"127.0.0.1:{port}"}
+    with pytest.raises(StartError) as refused:
+        start_server(**_tls_options(authority), tls_client_ca=Authority(tmp_path, "callers").path, **cluster)
+    assert (
+        "With --tls-client-ca the server shows --tls-cert as its own caller: take a certificate for callers too, from "
+        "one of these CAs" in str(refused.value)
+    )
 
 
 def test_a_certificate_may_stand_for_a_token(start_server: StartServer, authority: Authority, tmp_path: Path) -> None:

@@ -270,3 +270,12 @@ def test_the_command_is_one_of_ackers(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("6 dead letters\n")
+
+
+def test_files_are_named_by_urls_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dead, again = f"file://{folder}/dead.jsonl", f"file://{folder}/again.jsonl"
+    assert json.loads(printed(capsys, dead, "--json"))["total"] == 6
+    printed(capsys, dead, "--source", "events", "--put-back", again)
+    assert len(read_letters(folder / "again.jsonl")) == 1
+    assert len(read_letters(folder / "dead.jsonl")) == 5
+    assert not (folder / "file:").exists()

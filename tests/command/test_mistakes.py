@@ -15,9 +15,11 @@ from acker_command.drain import drain
 from acker_command.options import run
 from acker_command.ring import ring
 from acker_command.status import status
+from acker_command.token import token
+from acker_service.config import OF_CLIENTS
 
 COMMANDS = {"ring": ring, "status": status, "drain": drain}
-ALL = COMMANDS | {"demo": demo}
+ALL = COMMANDS | {"demo": demo, "token": token}
 
 
 def mistaken(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> str:
@@ -92,6 +94,22 @@ def test_a_word_that_is_not_an_id_is_refused(id: str, capsys: pytest.CaptureFixt
     assert said == f"{id}: an id is a number from 0 to 1023; `acker ring` lists the ids in use"
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "Missing command; `acker token --help` says what it takes"),
+        (
+            ["new"],
+            "Missing option '--role'. Choose from: client, operator, scraper; `acker token --help` says what it takes",
+        ),
+    ],
+)
+def test_a_word_that_is_missing_is_one_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mistaken(capsys, "token", *words) == says
+
+
 def test_an_unknown_command_is_refused() -> None:
     ended = subprocess.run([sys.executable, "-m", "acker_command", "rign"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -105,6 +123,7 @@ def test_help_names_every_option(name: str, capsys: pytest.CaptureFixture[str]) 
     assert told.startswith(f"Usage: acker {name} [OPTIONS]")
     options = [option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")]
     assert all(option in told for option in [*options, "ACKER_SERVERS"])
+    assert all(variable in told for variable in OF_CLIENTS)
 
 
 @pytest.mark.parametrize(
@@ -141,3 +160,22 @@ def test_help_does_not_truncate_the_descriptions_of_commands() -> None:
 def test_an_option_value_that_is_not_a_number_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, "status", "--servers", "127.0.0.1:1", "--interval-s", "soon")
     assert said == "Invalid value for '--interval-s': 'soon' is not a number; `acker status --help` says what it takes"
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["token", "new", "--role", "client", "--name", "etl"], ["serve", "--help"]]
+)
+def test_output_to_a_full_disk_is_one_sentence(words: list[str]) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "acker_command", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (2, "acker: standard output: No space left on device\n")
+
+
+def test_an_interval_that_is_no_number_of_seconds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, "status", "--servers", "127.0.0.1:1", "--interval-s", "nan")
+    assert (
+        said
+        == "Invalid value for '--interval-s': nan is not a number of seconds; `acker status --help` says what it takes"
+    )

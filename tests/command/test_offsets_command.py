@@ -231,7 +231,7 @@ def test_what_cannot_be_done_is_one_sentence(job: Callable[..., Job], tmp_path: 
     assert "is no partition that source" in one.mistaken("--partition", f"{one.topic}/9")
     assert "--partition: 'orders' is no partition of a topic" in one.mistaken("--partition", "orders")
     assert "--to soon: give earliest, latest, an offset, a time like" in one.mistaken("--to", "soon")
-    for beyond in ("99999999999999999999d", "999999999d", "9" * 5000):
+    for beyond in ("99999999999999999999d", "999999999999d", "999999999d", "9" * 5000):
         assert f"--to {beyond}: give earliest, latest, an offset, a time like" in one.mistaken("--to", beyond)
     assert "--dry-run without --to" in one.mistaken("--dry-run")
     other = Job(one.kafka, one.topic, tmp_path, None, one.capsys)
@@ -247,3 +247,29 @@ def test_what_cannot_be_done_is_one_sentence(job: Callable[..., Job], tmp_path: 
     nobody = [str(each).replace(one.topic, "nobody", 1) if k == 0 else each for k, each in enumerate(other.words())]
     assert run(offsets, nobody) == 2
     assert "source 'nobody' has read nothing of any topic as group 'nobody'" in one.capsys.readouterr().err
+
+
+def test_a_checkpoint_is_named_by_a_url_of_a_file_too(job: Callable[..., Job]) -> None:
+    one = job("a.ckpt")
+    one.run()
+    words = [one.topic, "--bootstrap-servers", one.kafka.servers, "--checkpoint", f"file://{one.folder}/a.ckpt"]
+    assert run(offsets, [*words, "--json"]) == 0
+    assert {each["checkpoint"] for each in json.loads(one.capsys.readouterr().out)["partitions"]} >= {10, 5}
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/orders.ckpt", "gs://bucket/orders.ckpt"])
+def test_a_checkpoint_in_an_object_store_is_refused_with_what_to_do(job: Callable[..., Job], url: str) -> None:
+    one = job(None)
+    said = one.mistaken("--checkpoint", url)
+    assert said == (
+        f"--checkpoint {url}: a checkpoint in an object store can be neither shown nor moved: start the source under"
+        " another name, with another checkpoint and start="
+    )
+
+
+def test_a_source_whose_checkpoint_is_no_file_is_told_so(job: Callable[..., Job], tmp_path: Path) -> None:
+    job_with_checkpoint = job("a.ckpt")
+    job_with_checkpoint.run()
+    one = Job(job_with_checkpoint.kafka, job_with_checkpoint.topic, tmp_path, None, job_with_checkpoint.capsys)
+    said = one.mistaken()
+    assert said.endswith("A checkpoint in S3 or ZooKeeper can be neither shown nor moved")

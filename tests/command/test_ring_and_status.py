@@ -22,6 +22,8 @@ from acker_command.ring import ring
 from acker_command.status import status
 from acker_protocol.messages import OpenBatch
 from acker_protocol.version import VERSION
+from acker_service.access import tokens
+from acker_service.access.roles import Role
 from acker_testing.child import Child
 from tests.service.caller import SESSION, Caller, eventually
 
@@ -190,3 +192,23 @@ def test_a_picture_is_written_into_a_pipe_by_the_command_itself(listed: str, tmp
     assert ended.stdout.isascii()
     assert ended.stdout.startswith("no ZooKeeper: 3 servers, 3 active\n")
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_token_that_may_not_see_figures_is_refused_and_not_shown_zeros(
+    start_server: Callable[..., Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    as_json: bool,
+) -> None:
+    made = tokens.new_token()
+    file = tmp_path / "tokens"
+    file.write_text(tokens.line_of(made, [Role.CLIENT], "etl") + "\n")
+    server = start_server(tokens=str(file))
+    monkeypatch.setenv("ACKER_TOKEN", made)
+    words = ["--servers", server.address, "--interval-s", "0.1", *(["--json"] if as_json else [])]
+    assert run(status, words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Stats needs the role operator or scraper: give etl the role, or use another token" in err

@@ -60,7 +60,7 @@ def build(folder: Path) -> Path:
         shutil.copy(ROOT / name, source / name)
     command = instructions("RUN")[0]
     script = [*_mounts({HOME: built}), f"cd {shlex.quote(str(source))}", command]
-    subprocess.run([*_namespace(), "\n".join(["set -e", *script])], env=_environment({}), check=True)
+    subprocess.run([*namespace(), "\n".join(["set -e", *script])], env=_environment({}), check=True)
     return built
 
 
@@ -96,7 +96,7 @@ class Container:
         ]
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [*_namespace(), "\n".join(["set -e", *script])], env=_environment(environment), stderr=file
+                [*namespace(), "\n".join(["set -e", *script])], env=_environment(environment), stderr=file
             )
 
     @property
@@ -144,9 +144,9 @@ def environment_of(container: Mapping[str, Any], variables: Mapping[str, str]) -
     return found
 
 
-def _namespace() -> list[str]:
-    """Return a command that runs a script in a mount namespace of its own."""
-    return ["unshare", "--mount", *([] if IS_ROOT else ["--map-root-user"]), "sh", "-c"]
+def namespace(*more: str) -> list[str]:
+    """Return a command that runs a script in a mount namespace of its own. ``more``: flags for further namespaces."""
+    return ["unshare", "--mount", *more, *([] if IS_ROOT else ["--map-root-user"]), "sh", "-c"]
 
 
 def _mounts(places: Mapping[str, Path]) -> list[str]:

@@ -77,7 +77,9 @@ def series(line: str) -> tuple[str, frozenset[tuple[str, str]]]:
     """Return name and labels of a series, without the labels that a scrape adds."""
     name, _, rest = line.partition("{")
     labels = frozenset(re.findall(r'(\w+)="([^"]*)"', rest))
-    return name.split(" ")[0], frozenset(label for label in labels if label[0] not in ("job", "instance"))
+    return name.split(" ")[0], frozenset(
+        label for label in labels if label[0] not in ("job", "instance", "kubernetes_namespace")
+    )
 
 
 @pytest.mark.long

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from acker_client.spark.driver import embedded
+from acker_client.spark.driver import embedded, session
 from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.access import own_access
 from acker_service.config import OF_CLIENTS, OPTIONS, Config, flag, variable
 from acker_service.process import compiling
-from tests.deploy.container import dockerfile, variables_of_the_image
+from tests.deploy.container import dockerfile, namespace, variables_of_the_image
 from tests.deploy.prometheus import ROOT, SHIPPED, tool
 
 CLUSTER = {"app": "acker"}
@@ -49,7 +52,7 @@ def test_the_image_has_one_name() -> None:
     for path in ("Dockerfile", "docs/operating/deploy.md"):
         text = (ROOT / path).read_text()
         assert set(re.findall(r"docker build -t (\S+)", text)) == {image}
-        assert set(re.findall(r"\backer:\d+\.[^`\s]+", text)) == {image}
+        assert set(re.findall(r"\backer:\d+\.[^`\s\",]+", text)) == {image}
 
 
 @each_container
@@ -153,6 +156,29 @@ def test_prometheus_finds_the_ports_that_the_manifests_name() -> None:
     assert annotations == {"prometheus.io/scrape": "true", "prometheus.io/port": str(ports["acker-http"])}
 
 
+def test_no_scrape_takes_the_label_namespace_from_the_metrics_that_have_it() -> None:
+    """With a target's label ``namespace`` Prometheus would rename that of a metric, which names its callers."""
+    (discovered,) = documents("deploy/prometheus/kubernetes.yml")
+    for job in discovered["scrape_configs"]:
+        targets = [each.get("target_label") for each in job["relabel_configs"]]
+        assert "kubernetes_namespace" in targets
+        assert "namespace" not in targets
+    for monitor in documents("deploy/k8s/podmonitor.yaml"):
+        for end in monitor["spec"]["podMetricsEndpoints"]:
+            # The operator itself gives each target of a PodMonitor the label, before these steps.
+            assert end["relabelings"][1:] == [
+                {"sourceLabels": ["namespace"], "targetLabel": "kubernetes_namespace"},
+                {"action": "labeldrop", "regex": "namespace"},
+            ]
+
+
+def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
+    (rules,) = documents("deploy/k8s/prometheusrule.yaml")
+    assert (rules["apiVersion"], rules["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    (shipped,) = documents("deploy/prometheus/alerts.yaml")
+    assert rules["spec"] == shipped
+
+
 def test_promtool_takes_the_configuration_for_kubernetes(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text((SHIPPED / "alerts.yaml").read_text())
     text = (SHIPPED / "kubernetes.yml").read_text()
@@ -183,6 +209,59 @@ def test_the_images_hold_every_compiled_kernel_for_the_processor_that_they_name(
         assert each.count("NUMBA_CPU_NAME=") == 2
     (locator,) = re.findall(r"NUMBA_CACHE_LOCATOR_CLASSES=(\S+)", image)
     assert locator == compiling.LOCATORS
+
+
+def test_the_pod_for_commands_has_what_a_client_of_the_servers_needs() -> None:
+    text = (ROOT / "docs/operating/deploy.md").read_text()
+    (line,) = re.findall(r"^kubectl run .*?^}'$", text, re.MULTILINE | re.DOTALL)
+    words = shlex.split(line)
+    assert f"--labels=acker-client={CLIENT['acker-client']}" in words
+    (overrides,) = [word.removeprefix("--overrides=") for word in words if word.startswith("--overrides=")]
+    spec = json.loads(overrides)["spec"]
+    (container,) = spec["containers"]
+    assert container["name"] == words[2]
+    assert {f"--image={container['image']}", f"--image={CONTAINERS['acker.yaml']['image']}"} <= set(words)
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert set(env) == {"ACKER_SERVERS", "ACKER_TOKEN_FILE", "ACKER_CA"}
+    assert set(env) <= OF_CLIENTS
+    (mount,), (volume,) = container["volumeMounts"], spec["volumes"]
+    assert mount["name"] == volume["name"]
+    secret = f"kubectl create secret generic {volume['secret']['secretName']} "
+    (made,) = [each for each in text.splitlines() if each.startswith(secret)]
+    files = {word.removeprefix("--from-file=").partition("=")[0] for word in made.split() if "--from-file" in word}
+    assert {f"{mount['mountPath']}/{name}" for name in files} == {env["ACKER_TOKEN_FILE"], env["ACKER_CA"]}
+
+
+def test_the_settings_of_a_job_in_kubernetes_exist_and_find_the_mounted_secret() -> None:
+    text = (ROOT / "docs/operating/deploy.md").read_text()
+    (found,) = re.findall(r"^```properties\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    settings = dict(line.split("=", 1) for line in found.splitlines())
+    assert {key for key in settings if key.startswith("spark.acker.")} <= set(session.KEYS)
+    for who in ("driver", "executor"):
+        folder = settings[f"spark.kubernetes.{who}.secrets.acker-orders"]
+        assert settings["spark.acker.tokenFile"] == f"{folder}/token"
+        assert settings["spark.acker.ca"] == f"{folder}/ca.crt"
+        assert settings[f"spark.kubernetes.{who}.label.acker-client"] == CLIENT["acker-client"]
+    service = of_kind("Service")
+    assert settings["spark.acker.servers"] == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+
+
+def test_a_drained_pod_stays_drained_until_it_is_deleted() -> None:
+    env = {each["name"]: each.get("value", "") for each in CONTAINERS["acker.yaml"]["env"]}
+    options = config.read(
+        [], {name: text for name, text in env.items() if name in ("ACKER_STAY_DRAINED", "ACKER_AWAY_S")}
+    )
+    assert options.stay_drained
+    assert f"`acker.yaml` sets {options.away_s:g} s" in (ROOT / "docs/operating/deploy.md").read_text()
+
+
+def test_servers_are_spread_over_nodes_and_evicted_one_at_a_time() -> None:
+    pod = of_kind("StatefulSet")["spec"]["template"]["spec"]
+    (spread,) = pod["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+    budget = of_kind("PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert spread["labelSelector"]["matchLabels"] == budget["selector"]["matchLabels"] == CLUSTER
 
 
 def lets_in(namespace: dict[str, str], pod: dict[str, str], port: str, is_own: bool = False) -> bool:
@@ -257,3 +336,53 @@ def test_the_health_check_of_the_image_finds_the_server_by_the_ready_file() -> N
     assert image["ACKER_STATE_DIR"].startswith(f"{volume}/")
     mounts = [each["mountPath"] for each in CONTAINERS["acker.yaml"]["volumeMounts"]]
     assert volume in mounts  # the root file system is read-only
+
+
+PROGRAM = """
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("stopped").write_text("stopped"), sys.exit(0)))
+pathlib.Path("ready").write_text("ready")
+while True:
+    signal.pause()
+"""
+# The driver's container: a JVM that has started the program, which has started another interpreter.
+DRIVER = """
+set -e
+cd "$1"
+python program.py &
+program=$!
+echo "$program" > program
+wait "$program"
+echo "$?" > status
+exec sleep 600
+"""
+
+
+def test_the_hook_of_the_driver_stops_the_program_and_waits_for_its_end(tmp_path: Path) -> None:
+    pod = documents("deploy/k8s/sidecar.yaml")[0]["spec"]
+    (driver,) = pod["containers"]
+    assert driver["name"] == "spark-kubernetes-driver"
+    hook = driver["lifecycle"]["preStop"]["exec"]["command"]
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "driver").write_text(DRIVER)
+    # The names of processes are those of their files.
+    (tmp_path / "java").symlink_to("/bin/bash")
+    (tmp_path / "python").symlink_to(sys.executable)
+    script = f"""
+    cd {shlex.quote(str(tmp_path))}
+    PATH="$PWD:$PATH" ./java driver "$PWD" &
+    until [ -e ready ]; do sleep 0.05; done
+    {shlex.join(hook)}
+    [ -e stopped ] && cat status
+    """
+    done = subprocess.run(
+        [*namespace("--pid", "--fork", "--mount-proc"), script], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n")
+
+
+def test_the_driver_has_more_time_to_stop_than_a_batch_takes() -> None:
+    pod = documents("deploy/k8s/sidecar.yaml")[0]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= 600
+    text = (ROOT / "docs/operating/deploy.md").read_text()
+    assert f"`terminationGracePeriodSeconds` ({pod['terminationGracePeriodSeconds']})" in text

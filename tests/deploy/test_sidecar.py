@@ -126,6 +126,8 @@ def test_spark_keeps_of_the_template_what_the_sidecar_needs(pod: dict[str, Any])
     assert "acker-driver" in {each["name"] for each in driver["ports"]}
     assert pod["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
     assert any(each["name"] == "ACKER_ACCESS_FILE" for each in driver["env"])
+    assert driver["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 600
 
 
 @pytest.mark.long
@@ -151,7 +153,7 @@ def test_a_job_uses_the_sidecar_and_prometheus_scrapes_both(
         eventually(are_acked, within_s=240.0)
         eventually(lambda: prometheus.values('acker_outcomes_total{verdict="acked"}') == [RECORDS], within_s=60.0)
         found = prometheus.query("up == 1")
-        assert {(each["job"], each["pod"], each["namespace"]) for each in found} == {
+        assert {(each["job"], each["pod"], each["kubernetes_namespace"]) for each in found} == {
             ("acker-driver", "orders-driver", "jobs"),
             ("acker-sidecar", "orders-driver", "jobs"),
         }

@@ -53,6 +53,10 @@ class Servers:
         assert self._children.pop(id).terminate() == 0
         self.start(id)
 
+    def stop(self, id: int) -> None:
+        """Stop a server with its state, and do not start it again."""
+        assert self._children.pop(id).terminate() == 0
+
     def kill(self, id: int) -> None:
         self._children.pop(id).kill()
 

@@ -110,6 +110,30 @@ def test_a_server_that_drains_ends_by_itself_at_no_replay(
 
 @pytest.mark.long
 @pytest.mark.parametrize("replicas", ONE_OR_TWO)
+def test_a_server_that_is_stopped_while_it_drains_costs_the_replay_of_its_roots_on_one_server_alone(
+    servers: Servers, begin: Callable[..., Load], replicas: int
+) -> None:
+    servers.start(0, 1, 2)
+    load = begin(replicas)
+    since = time.monotonic()
+
+    def remove() -> None:
+        servers.drain(0)
+        servers.stop(0)
+
+    load.strike(remove)
+    load.await_outcomes(20)
+    account = load.finish()
+    print("stopped while it drains", replicas, figures(load, since))
+    if replicas == 1:
+        assert account.lost_roots == account.living_on(0, account.lost_batches)
+        assert account.replays == len(account.lost) > 0
+    else:
+        assert account.replays == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_planned_restart_of_all_one_after_the_other_costs_no_replay(
     servers: Servers, begin: Callable[..., Load], replicas: int
 ) -> None:

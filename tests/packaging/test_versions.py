@@ -50,6 +50,14 @@ def test_the_oldest_environment_has_every_package_at_the_floor_of_pyproject() ->
     assert tried == allowed
 
 
+def test_the_documents_list_every_extra() -> None:
+    table = (ROOT / "docs/reference/versions.md").read_text().partition("## Extras")[2]
+    listed = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([\w-]+)`", row)
+    }
+    assert listed == set(PROJECT["project"]["optional-dependencies"])
+
+
 def test_every_minor_version_of_pyspark_that_pyproject_allows_is_tried_from_the_oldest_to_the_newest() -> None:
     (spark,) = (one for one in PROJECT["project"]["optional-dependencies"]["spark"] if one.startswith("pyspark"))
     assert spark.replace("[sql]", "") == "pyspark>=4.0,<4.4"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from acker_client.settings import addresses
 from acker_service import config
 from acker_service.config import OPTIONS, Config, ConfigError
 
@@ -116,6 +117,45 @@ def test_help_names_every_option() -> None:
 def test_a_config_built_in_code_is_checked_like_one_from_flags(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=config.flag(next(iter(given)))):
         Config(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("fd00::7:17670", "[fd00::7]:17670"),
+        ("[fd00::7]:17670", "[fd00::7]:17670"),
+        ("::1:0", "[::1]:0"),
+        ("10.0.0.7:7070", "10.0.0.7:7070"),
+        ("acker-0.acker:7070", "acker-0.acker:7070"),
+    ],
+)
+def test_an_ipv6_host_gets_the_brackets_that_clients_need(text: str, read: str) -> None:
+    assert config.read(["--advertise", text], {}).advertise == read
+    assert Config(advertise=text).advertise == read
+    if not read.endswith(":0"):
+        assert addresses(read) == (read,)
+
+
+@pytest.mark.parametrize(
+    "text", ["fd00::7", "::1", "[fd00::7:17670", "fd00::7]:17670", "a:b:7070", "[a]:7070", ":7070"]
+)
+def test_an_address_without_a_port_or_with_half_a_host_is_refused(text: str) -> None:
+    assert "--advertise (ACKER_ADVERTISE): " in complaint(["--advertise", text])
+
+
+def test_a_container_that_is_too_small_is_named_as_the_cause() -> None:
+    with pytest.raises(ConfigError) as raised:
+        config.read([], {}, (256 << 20) * 3 // 4)
+    assert str(raised.value) == (
+        "a server needs 384MiB, and takes 192MiB here: by default three quarters of the container's limit, or half of "
+        "the machine's memory. Give the container 512MiB or more, or give --max-memory (ACKER_MAX_MEMORY)"
+    )
+    assert config.read([], {}, (512 << 20) * 3 // 4).max_memory == 384 << 20
+
+
+def test_a_size_out_of_range_is_refused_with_sizes() -> None:
+    said = complaint(["--max-memory", "100MiB"])
+    assert said == "--max-memory (ACKER_MAX_MEMORY): 100MiB is outside 384MiB to 4096GiB; choose a size within"
 
 
 def test_the_memory_of_the_container_counts_where_none_is_named() -> None:

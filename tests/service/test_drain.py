@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from acker_protocol.messages import MemberState, OpenBatch, Settlement, Status
 from acker_service.config import Config
 from acker_service.server import Server
-from tests.service.caller import SESSION, Caller, acks, inits, roots_of
+from tests.service.caller import SESSION, Caller, acks, eventually, inits, roots_of
 from tests.service.pages import page
 
 FIRST = 1 << 40
@@ -82,6 +85,29 @@ def test_a_signal_ends_a_drain_as_it_ends_every_server(server_process: Callable[
         caller.drain()
     assert process.terminate() == 0
     assert "drained" not in events(process)
+    assert events(process)[-1] == "stopped"
+
+
+def test_a_server_may_stay_drained_until_a_signal_so_that_no_supervisor_starts_it_again(
+    server_process: Callable[..., Any],
+) -> None:
+    process = server_process("--stay-drained")
+    with Caller(process.address) as caller:
+        caller.drain()
+    host, _, port = process.address.rpartition(":")
+    eventually(lambda: "stays_drained" in events(process))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), 10.0)
+    assert page(process, "/livez") == (200, "ok\n")
+    assert page(process, "/readyz") == (503, "drained\n")
+    assert page(process, "/metrics") == (200, "")
+    assert process.terminate() == 0
+    assert events(process)[-5:] == ["drained", "stopping", "stopped", "stays_drained", "signal"]
+
+
+def test_a_signal_ends_a_server_that_would_stay_drained(server_process: Callable[..., Any]) -> None:
+    process = server_process("--stay-drained")
+    assert process.terminate() == 0
     assert events(process)[-1] == "stopped"
 
 

@@ -99,6 +99,16 @@ def test_a_ready_file_of_something_else_is_one_clear_line(tmp_path: Path, conten
         health.check(Config(ready_file=str(path)))
 
 
+def test_the_check_of_the_image_needs_no_word_that_the_server_was_given(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    """The image names the address and the ready file by variables. All else may be words after its name."""
+    ready = str(tmp_path / "ready.json")
+    server = start_server(http_port=0, ready_file=ready)
+    done = run(ACKER_HOST="0.0.0.0", ACKER_READY_FILE=ready, ACKER_MAX_MEMORY="1MiB")
+    assert (done.returncode, done.stdout) == (0, f"ready at {server.http_address}\n")
+
+
 def test_a_wrong_option_is_one_clear_line() -> None:
     done = run("--http-prot=1")
     assert (done.returncode, "the nearest is --http-port" in done.stderr, "Traceback" in done.stderr) == (

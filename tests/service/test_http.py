@@ -356,3 +356,25 @@ def test_without_descriptors_it_pauses_says_so_once_and_goes_on_when_it_has_some
         assert received(connection).endswith(b"ok\n")
     assert process.log.count("http_accept_failed") == 1
     assert "Too many open files" in process.log
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_the_pages_are_on_both_families_as_calls_are(start_server: Callable[..., Server], host: str) -> None:
+    server = start_server(host=host, http_port=0, insecure=True)
+    for address in (server.address, server.http_address):
+        assert address is not None
+        port = int(address.rpartition(":")[2])
+        for loopback in ("127.0.0.1", "::1"):
+            socket.create_connection((loopback, port), 10.0).close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_a_machine_without_ipv6_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    server = HttpServer("0.0.0.0", 0, {})
+    try:
+        with socket.create_server(("::", server.port), family=socket.AF_INET6):
+            pass
+    finally:
+        server.stop()

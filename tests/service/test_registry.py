@@ -264,6 +264,20 @@ def test_a_server_that_stops_with_its_state_is_away_until_it_is_back(
     assert not nodes.exists("/servers/away/2")
 
 
+def test_a_server_that_was_asked_to_drain_is_not_away_when_it_stops_with_work_left(
+    join: Callable[..., Any], nodes: Any, tmp_path: Path
+) -> None:
+    one, two = join(1), join(2, state_dir=str(tmp_path), away_s=30.0)
+    with Caller(two.address) as caller:
+        caller.begin()
+        caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1))
+        caller.drain()
+    await_states(one, {1: ACTIVE, 2: DRAINING})
+    two.stop(grace_s=0.0)
+    assert not nodes.exists("/servers/away/2")
+    await_states(one, {1: ACTIVE})
+
+
 def test_a_server_that_did_not_come_back_in_time_is_gone(join: Callable[..., Any], nodes: Any, tmp_path: Path) -> None:
     one, two = join(1), join(2, state_dir=str(tmp_path), away_s=0.3)
     seen = two.view().members[1].member

@@ -167,7 +167,9 @@ class Server:
         self.state = State.STOPPING
         self.on_down(self.id)
         if self.place is not None:
-            self.place.leave(AWAY_S if comes_back else None)
+            if comes_back and self.shard.is_draining and self._shared.stats.left:
+                self.on_left_behind(self, "stopped while it drained")
+            self.place.leave(AWAY_S if comes_back and not self.shard.is_draining else None)
         self._shared.stop_waiting()
         life = self.lives
 

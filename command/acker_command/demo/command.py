@@ -1,6 +1,6 @@
 """Command: ``acker demo``, its options and its exit status.
 
-0: everything that was promised held. 1: something did not, or the demo could not run; the text says what. 130: Ctrl-C.
+0: everything that was promised held. 1: something did not. 2: the demo could not run; the text says why. 130: Ctrl-C.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class Seeking:
                 if commit.own is not None and commit.own.checkpoint not in ("", IN_KAFKA):
                     raise CheckpointError(
                         f"the commit of {at.name} belongs to a checkpoint of source {self._source!r} (identity"
-                        f" {commit.own.checkpoint}): give its file with --checkpoint. A checkpoint in ZooKeeper cannot"
-                        " be moved"
+                        f" {commit.own.checkpoint}): give its file with --checkpoint. A checkpoint in S3 or"
+                        " ZooKeeper can be neither shown nor moved"
                     )
         return {at: commit for at, commit in commits.items() if commit.own is not None}
 

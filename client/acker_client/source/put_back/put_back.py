@@ -23,9 +23,10 @@ class PutBack(Source):
     ``paths``: these files. The rows are those that the source had: with all columns of Kafka, Kinesis, Parquet, a
     frame or JSON lines, or ``value string, path string, line bigint`` with the original path and line. The first letter
     decides, so put back letters of one source at a time; a letter with other columns fails. ``schema``: the columns to
-    convert the records to, whatever source they come from. Give it for columns in letters of acker 0.2 or older, and if
-    there is no letter yet when the source starts. A record that becomes a dead letter again keeps its first origin.
-    ``checkpoint`` is required, so that each record is read once. ``follow_s``, ``filesystem``: as for ``Files``.
+    convert the records to, whatever source they come from. Give it for columns in letters that the release 0.2.0 or an
+    older one wrote, and if there is no letter yet when the source starts. A record that becomes a dead letter again
+    keeps its first origin. ``checkpoint`` is required, so that each record is read once. ``follow_s``, ``filesystem``:
+    as for ``Files``.
     ``options``: see ``CommonOptions``.
     """
 

@@ -30,7 +30,7 @@ from acker_client.source.put_back.letter_lines import (
     raw_letters,
 )
 from acker_client.source.records.dead_letter import DeadLetter
-from acker_client.source.storage.urls import url_of
+from acker_client.source.storage.urls import local_path, url_of
 
 # How long to wait for the lock of another process. A write of letters takes milliseconds.
 WAIT_S = 10.0
@@ -40,7 +40,7 @@ def read_files(path: str) -> Iterator[tuple[str, list[ReadLine]]]:
     """Yield the files of letters that ``path`` names, and their lines: the file itself, or the objects in a folder of a
     store. Raises ``SourceError``."""
     if url_of(path) is None:
-        yield path, read_letters(Path(path))
+        yield path, read_letters(Path(local_path(path)))
     else:
         yield from stored.read_objects(path)
 
@@ -67,7 +67,8 @@ def put_back(
         raise SourceError(
             f"letters of {path} cannot be put back into {again}: give two URLs of stores, or two local files"
         )
-    return _put_back_locally(Path(os.path.realpath(path)), Path(os.path.realpath(again)), is_chosen, wait_s)
+    dead, other = (Path(os.path.realpath(local_path(str(each)))) for each in (path, again))
+    return _put_back_locally(dead, other, is_chosen, wait_s)
 
 
 def _put_back_locally(path: Path, again: Path, is_chosen: Callable[[DeadLetter], bool], wait_s: float) -> Moved:
