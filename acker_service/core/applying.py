@@ -1,9 +1,10 @@
 """Applying: what one message of a report does to the state, and how it is answered.
 
 Decides which messages are refused and in which order the others take effect. A refused message changes nothing. Acks
-are never refused for want of room, only fails without an edge. Neither are inits of an open batch, since opening the
-batch reserved their room. ``ledger`` does the arithmetic, ``accounts`` counts, and ``dedupe`` knows which sections were
-applied before. A long message comes in parts (`long_messages`).
+are never refused for want of room, only fails without an edge, and results that differ from those of another attempt.
+Neither are inits of an open batch, since opening the batch reserved their room. ``ledger`` does the arithmetic,
+``accounts`` counts, and ``dedupe`` knows which sections were applied before. A long message comes in parts
+(`long_messages`).
 """
 
 from __future__ import annotations
@@ -130,10 +131,11 @@ class Applying:
         # Most messages hold only acks.
         if not len(entries.kinds) or self._state.ledger.has_room_for(sections.keys[bare_fails(entries)]):
             return None
+        return self._overloaded("fails of unknown roots")
+
+    def _overloaded(self, what: str) -> Applied:
         waiting = self._state.ledger.orphans
-        return self.refuse(
-            Status.OVERLOADED, f"no room for fails of unknown roots: {waiting} updates wait for their roots' inits"
-        )
+        return self.refuse(Status.OVERLOADED, f"no room for {what}: {waiting} updates wait for their roots' inits")
 
     def refuse(self, status: Status, detail: str) -> Applied:
         return Applied(ApplyReply(self._incarnation, status, retry_delay_ms=delay_ms(status), detail=detail), 0, 0)
@@ -141,6 +143,8 @@ class Applying:
     def _refuse_sections(self, message: Apply, sections: Sections, status: Status) -> Applied:
         counters, outputs, done = self._state.counters, None, len(sections.slots)
         if status == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
+            if not self._state.ledger.has_room_for(sections.keys):
+                return self._overloaded("results that differ from those of another attempt")
             outputs = self._block_acks(sections)
             done = int(self._state.ledger.counters[kernels.SECTION])
         if status == Status.STALE:
@@ -167,7 +171,14 @@ class Applying:
         return outputs
 
     def _apply_updates(
-        self, entries: Entries, sections: Sections, vals: Column, slots: Column, note: Callable[[], object]
+        self,
+        entries: Entries,
+        sections: Sections,
+        vals: Column,
+        slots: Column,
+        note: Callable[[], object],
+        *,
+        keeps_all: bool = False,
     ) -> Outputs:
         state, outputs = self._state, self._state.ledger.free_outputs()
         kinds, reason_ids = column(entries.kinds, np.uint8), column(entries.reason_ids, np.uint32)
@@ -178,7 +189,7 @@ class Applying:
             note()
 
         state.accounts.begin(Uncounted(outputs, entries.reasons, None, note_all))
-        state.ledger.apply_updates(sections, vals, kinds, reason_ids, slots, ticks, tick, outputs)
+        state.ledger.apply_updates(sections, vals, kinds, reason_ids, slots, ticks, tick, outputs, keeps_all=keeps_all)
         self._finish()
         return outputs
 
@@ -203,14 +214,17 @@ class Applying:
             batch.cover(column(message.inits.covered, np.uint64))
 
     def _block_acks(self, sections: Sections) -> Outputs:
-        """XOR a random number into the ack vals of these roots, so that none of them reaches zero.
+        """XOR a random number into the ack vals of these roots, so that none of them reaches zero. There must be room
+        for the unknown ones.
 
         Two attempts at the same work had different results for these roots. The server cannot know which attempt was
-        committed, and the second one may have failed a root that the first one finished.
+        committed, and the second one may have failed a root that the first one finished. Later sections of the first
+        one still count, since they may fail other roots.
         """
         self._conflicts += 1
         vals = np.full(len(sections.keys), mix64(self._incarnation ^ mix64(self._conflicts)), np.uint64)
-        return self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS, lambda: None)
+        note = partial(self._state.ledger.block, sections, self._state.tick)
+        return self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS, note, keeps_all=True)
 
     def _keep_reasons(self, sections: Sections, entries: Entries, tombstones: Array) -> None:
         """Store the reasons of new tombstones. Frees unused reasons when the table is full, at most once a second."""

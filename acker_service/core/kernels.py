@@ -9,7 +9,8 @@ cell. There is one *sub-table* per slot. Probing is linear. Deletion shifts late
 entries remain. The home cell of a key depends on a *salt* that callers do not know. Otherwise a caller could choose
 root ids with the same home, and each probe would pass all of them.
 
-Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused, start tick (23), progress tick (23).
+Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, BLOCKED, start tick (23), progress tick (23). An entry
+without an init is BLOCKED if it must live as long as a tombstone, because it keeps its root from being ACKED.
 Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
 
 The *directory* is int64[2048, COLUMNS], a row per slot: address of the cells, capacity, count, tick at which the next
@@ -92,6 +93,7 @@ BY_LOST_REASON, BY_ROOT_CONFLICT = TOMBSTONE_REASONS + 1, TOMBSTONE_REASONS + 2
 INIT_FLAG = 1 << INDEX_BITS
 FAILED_FLAG = INIT_FLAG << 1
 HELD_FLAG = INIT_FLAG << 2
+BLOCKED_FLAG = INIT_FLAG << 3
 START_SHIFT = INDEX_BITS + 4
 PROGRESS_SHIFT = START_SHIFT + TICK_BITS
 TICK_MASK = (1 << TICK_BITS) - 1
@@ -100,6 +102,7 @@ _INDEX_MASK = np.uint64(INDEXES - 1)
 _INIT = np.uint64(INIT_FLAG)
 _FAILED = np.uint64(FAILED_FLAG)
 _HELD = np.uint64(HELD_FLAG)
+_BLOCKED = np.uint64(BLOCKED_FLAG)
 _TICK_MASK = np.uint64(TICK_MASK)
 _START_SHIFT = np.uint64(START_SHIFT)
 _PROGRESS_SHIFT = np.uint64(PROGRESS_SHIFT)
@@ -587,9 +590,9 @@ def apply_updates(
                 if meta & _FAILED == _ZERO:
                     cells[3 * cell + 1] = _LOST_REASON
                     uses[BY_LOST_REASON] += 1
-                    meta = (meta & _NOT_PROGRESS) | progress | _FAILED
                     tombstones[counters[TOMBSTONES]] = i
                     counters[TOMBSTONES] += 1
+                meta = (meta & _NOT_PROGRESS) | progress | _FAILED
             if kind & _RESET != 0:
                 meta = (meta & _NOT_PROGRESS & _NOT_START) | stamps
             cells[3 * cell + 2] = meta
@@ -675,7 +678,7 @@ def _overdue(val, meta, tick, limits, orphan_ticks, tombstone_ticks):
     """Return the ticks until an entry expires (0 or less: it is due), and the reason: the limit that it hits first."""
     progress_age = _age(tick, meta >> _PROGRESS_SHIFT)
     if meta & _INIT == _ZERO:
-        return (orphan_ticks if meta & _FAILED == _ZERO else tombstone_ticks) - progress_age, 0
+        return (orphan_ticks if meta & (_FAILED | _BLOCKED) == _ZERO else tombstone_ticks) - progress_age, 0
     if meta & _HELD != _ZERO and val == _ZERO:
         return np.int64(NEVER), 0
     index = meta & _INDEX_MASK
@@ -793,6 +796,19 @@ def set_reasons(keys, reasons, directory, uses):
             uses[cells[3 * cell + 1]] -= 1
             uses[reasons[i]] += 1
             cells[3 * cell + 1] = reasons[i]
+
+
+@njit(types.void(_U64S_IN, _DIRECTORY, types.int64), nogil=True, cache=True)
+def block(keys, directory, tick):
+    """Mark the orphans among ``keys`` as BLOCKED. Their lifetime starts anew."""
+    progress = (np.uint64(tick) & _TICK_MASK) << _PROGRESS_SHIFT
+    for i in range(len(keys)):
+        slot = np.int64(keys[i] >> _U54)
+        cells, capacity, salt = _cells(directory, slot), directory[slot, CAPACITY], _salt(directory, slot)
+        cell = _find_cell(cells, capacity, salt, keys[i])
+        meta = cells[3 * cell + 2]
+        if cells[3 * cell] == keys[i] and meta & _INIT == _ZERO:
+            cells[3 * cell + 2] = (meta & _NOT_PROGRESS) | progress | _BLOCKED
 
 
 @njit(types.int64(_DIRECTORY, types.int64, _U64S, _U64S, _U64S, _I64S), nogil=True, cache=True)

@@ -151,11 +151,11 @@ class Ledger:
     @property
     def acks_max(self) -> int:
         """With this many orphans, further acks of unknown roots are dropped. The rest of ``orphans_max`` is for fails
-        without an edge."""
+        without an edge, and for `block`."""
         return self.orphans_max - self.orphans_max // 8
 
     def has_room_for(self, keys: Column) -> bool:
-        """Whether all of ``keys: uint64[n]`` could become tombstones."""
+        """Whether all of ``keys: uint64[n]`` could become tombstones or blocked."""
         room = self.orphans_max - self.orphans
         return len(keys) <= room or kernels.count_unknown(keys, self.tables.directory) <= max(0, room)
 
@@ -205,16 +205,19 @@ class Ledger:
         orphan_ticks: int,
         tick: int,
         outputs: Outputs,
+        *,
+        keeps_all: bool = False,
     ) -> None:
         """Apply the updates in the slots of ``fresh`` (uint64[16]). The reasons of outcomes are ids plus one. The
         caller must call `place_surplus`, and `set_reasons` for the new ``tombstones``. ``counters``: as in
-        `apply_inits`."""
+        `apply_inits`. ``keeps_all``: drop no acks of unknown roots. There must be room for them."""
         section, count, self._work = 0, len(sections.slots), 0
+        orphan_room = (self.orphans_max if keeps_all else self.acks_max) - self.orphans
         while True:
             kernels.apply_updates(
                 sections.keys, vals, kinds, reasons, sections.starts, sections.slots, fresh, section, count,
-                self.tables.directory, tables.LARGE, orphan_ticks, self.acks_max - self.orphans, tick, self.uses,
-                outputs.roots, outputs.info, self._tombstones, self._surplus, self.counters,
+                self.tables.directory, tables.LARGE, orphan_ticks, orphan_room, tick, self.uses, outputs.roots,
+                outputs.info, self._tombstones, self._surplus, self.counters,
             )  # fmt: skip
             section = int(self.counters[kernels.SECTION])
             if self.counters[kernels.SURPLUS]:
@@ -243,6 +246,11 @@ class Ledger:
     def set_reasons(self, keys: Column, reason_ids: Column) -> None:
         """Store the reason ids of the tombstones with these ``keys``."""
         kernels.set_reasons(keys, reason_ids, self.tables.directory, self.uses)
+
+    def block(self, sections: Sections, tick: int) -> None:
+        """Keep the orphans of the sections that were applied last for as long as tombstones, from now on."""
+        count = int(sections.starts[int(self.counters[kernels.SECTION])])
+        kernels.block(sections.keys[:count], self.tables.directory, tick)
 
     def _make_room(self, sections: Sections, section: int) -> bool:
         """Grow the sub-table of a section. Returns whether the section has room now: if not, too much was moved

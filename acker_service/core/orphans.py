@@ -4,7 +4,8 @@ The number of orphans is bounded. The more there are, the shorter acks of unknow
 bound they are dropped and counted. Dropping an ack is safe. It can stall a tree, and then the record is replayed. It
 can never make a tree look done: an update holds a record's own edge and its children's edges, and the edges that the
 dropped update would have cancelled stay in the ack val. If a fail without an edge were dropped, its root could be
-ACKED. So it is kept; if there is no room, its message is refused. Tombstones live for the whole time.
+ACKED. So it is kept; if there is no room, its message is refused. Tombstones live for the whole time. The same holds
+for unknown roots about which two attempts differ (`Ledger.block`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Orphans:
 
     @property
     def tombstone_ticks(self) -> int:
-        """How long a fail may wait for its init, in ticks."""
+        """How long a fail, or a blocked orphan, may wait for its init, in ticks."""
         return int(self.timeout_s * kernels.TICKS_A_SECOND) + 1
 
     def update_pressure(self) -> None:

@@ -1,7 +1,8 @@
 """HTTP server of /metrics, /livez and /readyz, for monitoring.
 
 Decides paths, status codes and limits. The caller gives the pages as functions. One thread has all connections, and
-each page has a thread that renders it, so a slow page delays no other page. The limits:
+each page has a thread that renders it, so a slow page delays no other page. Another thread checks callers, since tokens
+may wait for the shards. The limits:
 
 - There are at most CONNECTIONS_MAX connections. A further one takes the place of the oldest of those that ask for the
   same page as most others, or of those that have not asked yet, if they are most. So neither scrapers nor clients that
@@ -26,7 +27,7 @@ from typing import Any
 
 from acker_service.access.access import Access
 from acker_service.access.certificates import Certificates
-from acker_service.access.roles import AccessDenied
+from acker_service.access.roles import OPEN, AccessDenied
 from acker_service.http.streams import PlainStream, TlsStream
 from acker_service.process.logs import Log
 from acker_service.process.workers import Workers
@@ -88,6 +89,10 @@ class HttpServer:
         self._pages = {path: _Rendered(render) for path, render in pages.items()}
         # Unlike ThreadPoolExecutor, it lets a page wait when the system has no more threads.
         self._rendering = Workers("http", max(1, len(pages)), receive_s=REQUEST_S, clock=time.monotonic)
+        # None if there is nothing to check.
+        self._checking = (
+            None if access is None else Workers("http-access", 1, receive_s=REQUEST_S, clock=time.monotonic)
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="acker-http", daemon=True)
         self._is_stopping = asyncio.Event()
@@ -99,6 +104,8 @@ class HttpServer:
     def start(self) -> None:
         """Raises RuntimeError if the system has no threads."""
         self._rendering.start()
+        if self._checking is not None:
+            self._checking.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -111,6 +118,8 @@ class HttpServer:
             self._thread.join()
         self._listener.close()
         self._rendering.shutdown(wait=False)
+        if self._checking is not None:
+            self._checking.shutdown(wait=False)
 
     def _run(self) -> None:
         with contextlib.closing(self._loop):
@@ -169,7 +178,7 @@ class HttpServer:
                     if not head:
                         return
                     method, path, page = _parsed(head)
-                    page = page or self._refusal(connection, path, head)
+                    page = page or await self._refusal(connection, path, head)
                     if page is None:
                         page = await self._page(task, method, path)
                     await self._send(stream, method, page)
@@ -190,13 +199,14 @@ class HttpServer:
         self._certificates.renew()
         return TlsStream(connection, self._certificates.http)
 
-    def _refusal(self, connection: socket.socket, path: str, head: bytes) -> Page | None:
+    async def _refusal(self, connection: socket.socket, path: str, head: bytes) -> Page | None:
         """Return the answer to a caller that may not see this page; None if it may."""
-        if self._access is None:
+        # Probes do not wait for the checks of others.
+        if self._access is None or path in OPEN:
             return None
+        address = connection.getpeername()[0].removeprefix(_MAPPED)
         try:
-            address = connection.getpeername()[0].removeprefix(_MAPPED)
-            self._access.check(path, address, _authorization(head))
+            await self._loop.run_in_executor(self._checking, self._access.check, path, address, _authorization(head))
         except AccessDenied as denied:
             status = HTTPStatus.FORBIDDEN if denied.is_known else HTTPStatus.UNAUTHORIZED
             return text(status, str(denied))

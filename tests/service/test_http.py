@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from acker_client import AckerClient
 from acker_client.errors import Rejected
+from acker_service.access.access import Access
 from acker_service.http import server as http
 from acker_service.http.server import HttpServer, text
 from acker_service.server import Server
@@ -28,8 +30,9 @@ from tests.service.pages import page
 class Pages:
     """An HTTP server with pages that the test defines."""
 
-    def __init__(self, **pages: Callable[[], http.Page]) -> None:
-        self.server = HttpServer("127.0.0.1", 0, {f"/{name}": render for name, render in pages.items()})
+    def __init__(self, access: Access | None = None, **pages: Callable[[], http.Page]) -> None:
+        rendered = {f"/{name}": render for name, render in pages.items()}
+        self.server = HttpServer("127.0.0.1", 0, rendered, access=access)
         self.http_address = f"127.0.0.1:{self.server.port}"
         self.server.start()
 
@@ -136,6 +139,29 @@ def test_requests_that_wait_for_the_same_page_share_one_rendering() -> None:
         slow.may_return.set()
         pages.server.stop()
         for client in first + others:
+            client.close()
+
+
+def test_probes_are_answered_while_the_tokens_of_scrapers_wait_for_the_shards() -> None:
+    """The file of tokens may declare namespaces, and that needs the lock of each shard."""
+    may_return, tokens = threading.Event(), Mock()
+
+    def identify(*shown: object) -> None:
+        assert may_return.wait(60)
+
+    tokens.identify.side_effect = identify
+    pages = Pages(Access(tokens, lambda: 0.0), metrics=fine, livez=fine, readyz=fine)
+    clients = scrape(pages, "/metrics", 100)
+    try:
+        eventually(lambda: tokens.identify.called)
+        assert page(pages, "/livez") == page(pages, "/readyz") == (200, "fine\n")
+        may_return.set()
+        for client in clients:
+            assert received(client).startswith(b"HTTP/1.1 401 ")
+    finally:
+        may_return.set()
+        pages.server.stop()
+        for client in clients:
             client.close()
 
 

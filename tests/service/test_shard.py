@@ -808,6 +808,80 @@ def test_differing_results_of_two_attempts_are_never_acked() -> None:
     assert watch(shard) == expected
 
 
+class Attempts:
+    """Two attempts at one task, with different results for two roots. ``roots[0]`` is pending and ``roots[1]`` is not
+    initialised yet. The server has the first attempt's section of ``roots[0]``."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.roots = shard, new_roots(2)
+        watch(shard)
+        shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2, True), 0.0)
+        self._init(0, 0.0)
+        self.send(1, self.roots[:1], 0.0)
+
+    def send(self, attempt: int, roots: Column, now: float) -> Status:
+        return self.shard.apply(Apply(Identity(8, 8), attempt, updates_of(roots)), now).status
+
+    def finish(self, now: float) -> dict[int, tuple[Verdict, str]]:
+        """Initialise the second root, send the rest of the first attempt, and return the outcomes."""
+        self._init(1, now)
+        self.send(1, self.roots[1:], now)
+        self.shard.settle([Settle(SESSION, 1, Settlement.DONE)], now)
+        return watch(self.shard, now)
+
+    def _init(self, number: int, now: float) -> None:
+        scope = InitScope(SESSION, 1, np.array([[number, number + 1]], np.uint64))
+        entries = updates_of(self.roots[number : number + 1])
+        self.shard.apply(Apply(Identity(1, 1_000_000 + number), 1, entries, scope), now)
+
+
+def test_differing_results_are_refused_or_never_acked_where_very_many_updates_wait_for_their_inits() -> None:
+    shard = new_shard(max_pending=2048)
+    attempts, send = Attempts(shard), Sender(shard).send
+    send(updates_of(new_roots(896, FIRST + 1000)))
+    send(bare_fails(new_roots(128, FIRST + 5000)))
+    before = state_of(shard)
+    assert attempts.send(2, attempts.roots, 0.0) == Status.OVERLOADED
+    assert state_of(shard) == before
+    # The pending root needs no room.
+    assert attempts.send(2, attempts.roots[:1], 0.0) == Status.CONFLICT
+    # The acks expire, and make room.
+    for now in range(60):
+        shard.tick(float(now))
+    assert attempts.send(2, attempts.roots, 60.0) == Status.CONFLICT
+    assert set(attempts.finish(60.0).values()) == {(Verdict.FAILED, "unfinished")}
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_differing_results_are_remembered_longer_than_acks_that_wait_for_their_inits(is_known: bool) -> None:
+    shard = new_shard(max_pending=2048)
+    attempts, send = Attempts(shard), Sender(shard).send
+    send(updates_of(new_roots(880, FIRST + 1000)))
+    if is_known:
+        send(updates_of(attempts.roots[1:], 0))
+    assert attempts.send(2, attempts.roots, 0.0) == Status.CONFLICT
+    for now in range(60):
+        shard.tick(float(now))
+    assert shard.stats.orphans == 1
+    again = Shard.restore(shard.dump(60.0), incarnation=3, now=60.0, max_pending=2048)
+    again.tick(590.0)
+    attempts.shard = again
+    assert set(attempts.finish(590.0).values()) == {(Verdict.FAILED, "unfinished")}
+
+
+def test_a_fail_counts_for_the_whole_time_after_its_last_repetition() -> None:
+    shard, roots = new_shard(), new_roots(1)
+    send = Sender(shard).send
+    watch(shard)
+    for now in (0.0, 599.0):
+        shard.tick(now)
+        send(bare_fails(roots), now)
+    shard.tick(1190.0)
+    send(updates_of(roots), 1190.0, batch=0)
+    send(updates_of(roots), 1190.0)
+    assert {verdict for verdict, _ in watch(shard, 1190.0).values()} == {Verdict.FAILED}
+
+
 # -- state
 
 

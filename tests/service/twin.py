@@ -270,6 +270,8 @@ class Twin:
         for root in message.entries.root_ids.tolist():
             self._count["updates"] += 1
             self._update(root, mix64(self._spoilt), ACK, "", now)
+            if self._entries[root].batch is None:
+                self._entries[root].progressed = now
             self._finish(root)
 
     def _init(self, root: int, val: int, batch: _Batch, now: float) -> bool:
@@ -302,8 +304,9 @@ class Twin:
         if kind & ACK and entry.failed is None:
             entry.val ^= val
             entry.progressed = now
-        if kind & FAIL and entry.failed is None:
-            entry.failed, entry.progressed = reason, now
+        if kind & FAIL:
+            entry.failed = reason if entry.failed is None else entry.failed
+            entry.progressed = now
         if kind & RESET:
             entry.started = entry.progressed = now
 
