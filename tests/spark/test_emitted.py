@@ -168,6 +168,16 @@ def row_udf(number: int, text: str) -> int:
     return len(text)
 
 
+@acker_udf("long", emits=True)
+def tell(number: int) -> int:
+    return number
+
+
+@acker_udf("long")
+def row_value(value: int) -> int:
+    return value
+
+
 @acker_udf("int")
 def pandas_udf(number: pd.Series, text: pd.Series) -> pd.Series:
     if (number % 5 == 0).any():
@@ -196,16 +206,54 @@ def test_a_udf_acks_its_rows_and_fails_those_for_which_it_raises(source: OpenSou
     assert verdicts(source) == FIFTHS
 
 
+@operator("id long")
+def as_operator(row: Row) -> int:
+    return int(row.id)
+
+
+def renamed(frame: DataFrame) -> DataFrame:
+    return frame.toDF("a", "b", "c", "d", *frame.columns[4:])
+
+
 @pytest.mark.parametrize(
     "work",
     [
         lambda frame: frame.select(row_udf("id", "text"), pandas_udf("id", "text")),
         lambda frame: frame.withColumn("n", row_udf("id", "text")).withColumn("m", pandas_udf("id", "text")),
         lambda frame: frame.withColumn("n", row_udf("id", "text")).foreachPartition(post),
+        lambda frame: renamed(frame.withColumn("n", row_udf("id", "text"))).select(
+            pandas_udf("a", "b", anchors=["c", "d"])
+        ),
+        lambda frame: renamed(frame.withColumn("n", row_udf("id", "text"))).foreachPartition(read_all),
+        lambda frame: (
+            frame.select("id", "text", "_root", F.col("_edge").alias("e"), row_udf("id", "text"))
+            .withColumn("_edge", F.struct(F.col("e").cast("string").alias("text")).getField("text").cast("long"))
+            .drop("e")
+            .select(pandas_udf("id", "text"))
+        ),
+        lambda frame: (
+            frame.select("*", *(F.lit(number).alias(f"c{number}") for number in range(30)))
+            .withColumn("n", row_udf("id", "text"))
+            .withColumn("m", pandas_udf("id", "text"))
+        ),
+        lambda frame: frame.withColumn("n", row_udf("id", "text")).transform(as_operator),
+        lambda frame: frame.select(*[row_udf("id", "text")] * 2),
+        lambda frame: frame.union(frame.withColumn("n", row_udf("id", "text")).drop("n")).foreachPartition(post),
     ],
-    ids=["two in a select", "one after the other", "a collector behind one"],
+    ids=[
+        "two in a select",
+        "one after the other",
+        "a collector behind one",
+        "one behind other names",
+        "a function over partitions behind other names",
+        "one behind a computed edge",
+        "one behind more columns than Spark's text of a plan has",
+        "an operator",
+        "the same one twice",
+        "a union with rows that are acked",
+    ],
 )
-def test_a_second_function_that_acks_the_same_rows_is_refused(alone: OpenSource, df: DataFrame, work: Any) -> None:
+def test_a_second_function_that_acks_the_same_edges_is_refused(alone: OpenSource, df: DataFrame, work: Any) -> None:
     frame = alone.frame(df)
     with pytest.raises(AckedTwice, match=r"another column acks the same rows.* Do the work in one function"):
         work(frame)
@@ -221,14 +269,56 @@ def test_a_second_function_that_acks_the_same_rows_is_refused(alone: OpenSource,
             .foreachPartition(post_all)
         ),
         lambda frame: frame.select("_root", AF.ack(after="n")).foreachPartition(read_all),
+        lambda frame: (
+            frame.select("_root", AF.emit("n", after="n").alias("edges"))
+            .select("_root", F.col("edges")[0].alias("first"), F.element_at("edges", 2).alias("second"))
+            .select(
+                row_value(F.lit(1), anchors=["_root", "first"]),
+                row_udf(F.lit(1), F.lit(""), anchors=["_root", "second"]),
+            )
+            .collect()
+        ),
+        lambda frame: (
+            frame.select("id", "text", tell("id").alias("told"))
+            .select("told.*", "id", "text")
+            .select("id", "value", row_value("value"))
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("_root", AF.emit("n", after="n").alias("edges"))
+            .select(F.col("_root").alias("r"), F.explode("edges").alias("e"))
+            .select(AF.ack("r", "e", after="e"))
+            .collect()
+        ),
     ],
-    ids=["exploded edges", "the root alone"],
+    ids=[
+        "exploded edges",
+        "the root alone",
+        "two functions of one select for two edges",
+        "an emitted record",
+        "other names",
+    ],
 )
 def test_what_comes_behind_a_function_that_acked_may_have_other_edges_or_none(
     alone: OpenSource, df: DataFrame, work: Any
 ) -> None:
     work(alone.frame(df, message_id="id").withColumn("n", F.lit(2)))
     assert verdicts(alone) == ALL
+
+
+def test_edges_behind_other_names_are_refused_where_nothing_checks_what_becomes_of_the_rows(
+    alone: OpenSource, df: DataFrame
+) -> None:
+    frame = renamed(alone.frame(df))
+    for take in (
+        lambda: frame.foreachPartition(read_all),
+        lambda: frame.select(row_udf("a", "b", anchors=["c", "d"])),
+        lambda: frame.crossJoin(df).mapInArrow(iter, "n long"),
+    ):
+        with pytest.raises(Refused, match=r"lost its tracking columns|Join .* stands between"):
+            take()
+    assert frame.groupBy("b").count().rdd.count() == ROWS
+    assert frame.select("a").rdd.count() == ROWS
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, G
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.merge import MergeIntoWriter
 
+from acker_client.spark import compat
 from acker_client.spark.commit_evidence import turns
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.witness import LOOKS, Trail, Witness, digest, frame_step, names_step, now_ms
@@ -437,7 +438,7 @@ def remade(kind: type, value: Any, **attributes: Any) -> Any:
 
 def analyzed(df: DataFrame) -> str:
     """Return the analysed plan of a frame, as text."""
-    return str(df._jdf.queryExecution().analyzed().treeString())
+    return compat.plan_text(df._jdf.queryExecution().analyzed())
 
 
 def _over_batches(function: Any, witness: Witness) -> Any:

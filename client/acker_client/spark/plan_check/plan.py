@@ -20,9 +20,10 @@ from acker_client.spark import compat
 from acker_client.spark.anchoring.anchors import MIXED, PACKED, THIN, TRACKING
 from acker_client.spark.commit_evidence import acked
 from acker_client.spark.commit_evidence.executions import Executions
+from acker_client.spark.commit_evidence.following import analyzed
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.catalyst import each
-from acker_client.spark.driver.lineage import Consumer, Node
+from acker_client.spark.driver.lineage import ACK, Consumer, Node
 from acker_client.spark.plan_check import refusals
 from acker_client.spark.plan_check.refusals import REFUSALS, MovingBoundaries, Refused
 
@@ -104,7 +105,11 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
     walk.run()
     _refuse_doubles(walk.nodes, consumer)
     moving = walk.moving or any(node.moving_boundaries for node in walk.nodes)
-    return Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving)
+    upstream = Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving)
+    # A step's own frame has no ack() column above the step.
+    if acked.step_of(df) is None and _is_acked_at_once(upstream) and ACK in analyzed(df):
+        acked.refuse_acked_edges(df, consumer)
+    return upstream
 
 
 def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
@@ -130,6 +135,11 @@ def refuse_other_frames(df: object, consumer: str) -> None:
         raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
     if compat.is_connect(df):
         raise refusals.connect_frame(consumer)
+
+
+def _is_acked_at_once(upstream: Upstream) -> bool:
+    """Whether an ack of these rows counts as soon as its task has ended, because their batch is not held."""
+    return not all(getattr(batch, "held", True) for batch in upstream.batches)
 
 
 def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
