@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from acker_client.spark.anchoring.pages import OtherRows, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.commit_evidence.acked import AckedTwice
 from acker_client.spark.commit_evidence.batch import NotHeld
+from acker_client.spark.driver import embedded
 from acker_client.spark.driver.persisted import DIGEST, PLACE
 from acker_client.spark.driver.session import NO_TRACKING, PINS, TASK_TRACKING, SessionError, hand_down
 from acker_client.spark.operators.emitted import EmittedReading
@@ -587,6 +589,65 @@ def test_a_job_of_a_thread_to_which_nothing_was_handed_down_says_what_to_do(
     thread.start()
     thread.join()
     assert "or in an InheritableThread; or take settings = collector_settings(spark), or source.settings" in errors[0]
+
+
+def in_plain_thread(work: Callable[[], Any]) -> None:
+    """Run ``work`` in a thread to which nothing is handed down."""
+    errors = list[BaseException]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error
+
+
+@pytest.mark.parametrize("column", [lambda: row_udf("id", "text"), lambda: AF.ack(after="text")], ids=["udf", "ack"])
+def test_a_column_that_a_plain_thread_makes_reports_to_the_servers_of_the_frame(
+    alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch, column: Callable[[], Any]
+) -> None:
+    monkeypatch.setattr(embedded, "reach", lambda _: pytest.fail("an embedded server is started"))
+    frame = alone.frame(df, message_id="id")
+    in_plain_thread(lambda: frame.select("id", column()).collect())
+    assert len(verdicts(alone)) == ROWS
+
+
+def test_a_column_that_was_made_before_its_frame_is_refused_if_nothing_names_the_servers(
+    alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch, conf: Callable[[str, str], None]
+) -> None:
+    monkeypatch.setattr(embedded, "reach", lambda _: {"servers": ("localhost:1",)})
+    made = [row_udf("id", "text"), AF.ack(after="text", name="as_ack")]
+    frame = alone.frame(df, message_id="id")
+    for column, name in zip(made, ["row_udf", "as_ack"], strict=True):
+        with pytest.raises(SessionError, match=rf"^{name}: .*named the servers of its rows.* make the column after"):
+            frame.withColumns({"made": column})
+    assert alone.pending == ROWS
+    conf("spark.acker.servers", alone.settings.servers[0])
+    named = row_udf("id", "text")
+    alone.frame(df, message_id="text").select(named).collect()
+    frame.select("id", row_udf("id", "text")).collect()
+    assert len(verdicts(alone)) == 2 * ROWS
+
+
+def select_udf(frame: DataFrame) -> DataFrame:
+    return frame.select(row_udf("id", "text"))
+
+
+def test_a_column_is_refused_where_the_frames_of_plain_sources_are_at_several_servers(
+    alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch, start_server: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(embedded, "reach", lambda _: {"servers": ("localhost:1",)})
+    for other in open_source([start_server(id=1).address]):
+        frames = [alone.frame(df), other.frame(df)]
+        for frame in frames:
+            with pytest.raises(SessionError, match="make the column after"):
+                in_plain_thread(partial(select_udf, frame))
 
 
 def test_an_acker_udf_acks_the_rows_of_a_batch_that_is_held(live: Callable[..., Any]) -> None:

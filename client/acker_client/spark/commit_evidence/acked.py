@@ -34,6 +34,7 @@ from acker_client.spark.driver import lineage
 from acker_client.spark.driver.catalyst import UNREADABLE
 from acker_client.spark.driver.edge_columns import EdgeColumns, may_meet
 from acker_client.spark.driver.lineage import ACK, AGAIN
+from acker_client.spark.driver.task_columns import check_servers
 from acker_client.spark.worker.notes import note_store_of
 
 # Attributes of frames (see `fusing`): how a tracked frame was made, and how the one below a derived frame was made.
@@ -187,6 +188,9 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
+        settings = vars(df)["_acker_batch"].settings
+        for function in functions if settings.tracking else ():
+            check_servers(function, settings.servers)
         before = _check_acks(df, f"{method.__name__} with ack()") if functions else None
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:

@@ -72,7 +72,7 @@ def may_meet(some: Origins, others: Origins) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AckCall:
     """A call of an ``ack()`` function. ``consumed``: the edges that it acks."""
 
     function: str
@@ -88,7 +88,7 @@ class EdgeColumns:
         self._expressions = jvm.org.apache.spark.sql.catalyst.expressions
         self._contents: dict[int, _Content] = {}
         self._definitions: dict[int, Sequence[int]] = {}
-        self.calls: list[Call] = []
+        self.calls: list[AckCall] = []
         plan = df._jdf.queryExecution().analyzed()
         self._read(plan)
         self._output = self._ids(plan.output())
@@ -173,7 +173,7 @@ class EdgeColumns:
         function, consumed = fields["name"], _origins(arguments[-1:])
         if any(origin.column == ANCHORS or not origin.function for origin in consumed):
             consumed |= _origins(arguments[-2:])
-        self.calls.append(Call(function, consumed))
+        self.calls.append(AckCall(function, consumed))
         kind, made = fields["dataType"], frozenset({Origin(function)})
         if isinstance(kind, dict) and kind["type"] == "struct":
             return _Struct(tuple(made if field["name"] == EDGE else NONE for field in kind["fields"]))

@@ -101,10 +101,11 @@ class SessionError(AckerError):
     """The Spark session, or something it needs, is missing or wrong. The message says what to set or install."""
 
 
-def settings_of(spark: SparkSession) -> Settings:
+def settings_of(spark: SparkSession, guess: Callable[[], Settings | None] = lambda: None) -> Settings:
     """Return how tasks of ``spark`` reach the acker. If no server is named, start one for the application.
 
-    Raises :class:`SessionError` that says what to set."""
+    ``guess``: called if no server is named; what it returns is taken before a server is started. Raises
+    :class:`SessionError` that says what to set."""
     conf = _check(spark)
     context = spark.sparkContext
     local = context.getLocalProperty
@@ -118,7 +119,7 @@ def settings_of(spark: SparkSession) -> Settings:
         # the thread's batch is tracked says nothing about other batches.
         found = _settings(lambda key: None if key == TRACKS else _read_handed_down(local, key))
     try:
-        found = found or _settings(get, lambda: embedded.reach(context))
+        found = found or guess() or _settings(get, lambda: embedded.reach(context))
     except embedded.NotStarted as error:
         raise SessionError(
             f"{error}. Or name a server: set {SERVERS} on the session (.config('{SERVERS}', 'localhost:7070')) or"
@@ -137,14 +138,14 @@ def _redact(context: SparkContext) -> None:
             context._conf.set(key, "")
 
 
-def settings_in_batch(spark: SparkSession) -> Settings:
+def settings_in_batch(spark: SparkSession, guess: Callable[[], Settings | None] = lambda: None) -> Settings:
     """Return the settings of the batch that this thread works on; outside of a batch those of the session. A source may
-    have turned tracking off for itself alone."""
+    have turned tracking off for itself alone. ``guess``: as for :func:`settings_of`."""
     check_session(spark)
     if spark.sparkContext.getLocalProperty(TASK_TRACKING) == "false":
         _check(spark)
         return NO_TRACKING
-    return settings_of(spark)
+    return settings_of(spark, guess)
 
 
 def settings_of_batch(spark: SparkSession, pins: Pins) -> Settings:

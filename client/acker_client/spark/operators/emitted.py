@@ -31,6 +31,7 @@ from acker_client.spark.commit_evidence.acked import Acked
 from acker_client.spark.commit_evidence.batch import BatchEvidence
 from acker_client.spark.driver.persisted import Persisted, refuse
 from acker_client.spark.driver.session import PINS, TASK_TRACKING, TRACKS, SessionError, check_packages, hand_down
+from acker_client.spark.driver.task_columns import note_plain_frame
 from acker_client.spark.operators.emit import READ, initial_edges
 from acker_client.spark.operators.read import planned
 from acker_client.spark.operators.read_frame import checked_rows, refuse_columns, rows_of_persisted
@@ -110,6 +111,7 @@ class EmittedRows(BatchEvidence):
 
     def __init__(self, settings: Settings, spark: SparkSession) -> None:
         super().__init__(settings, spark, held=False)
+        note_plain_frame(self)
 
     def begin_work(self, spark: SparkSession, description: str) -> None:
         # Neither a job tag nor a description: the jobs are the program's own, in threads that this source cannot

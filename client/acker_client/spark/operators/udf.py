@@ -59,14 +59,15 @@ class AckerUdf:
         udf = Udf(
             self.name, self.function, self._kind, self._is_iterator, fields, is_single, self._emits, self._on_error
         )
-        settings, width = settings_of_columns(self.name), len(anchors)
+        (settings, guessed), width = settings_of_columns(self.name), len(anchors)
 
         def run(batches: Iterator[Any]) -> Iterator[Any]:
             task = UdfTask(udf, width)
             yield from task.run(batches)
             send_report(task.tally.report(), settings)
 
-        return task_column(self.name, run, _result_type(fields, is_single, self._emits), columns, anchors)
+        result = _result_type(fields, is_single, self._emits)
+        return task_column(self.name, run, result, columns, anchors, guessed=guessed)
 
     def __repr__(self) -> str:
         return f"<acker_udf {self.name!r}>"
