@@ -339,6 +339,25 @@ def test_records_that_a_udf_or_an_emit_column_makes_are_acked_by_the_next_step(
     assert verdicts(alone) == FIFTHS
 
 
+def test_a_null_in_place_of_a_record_does_not_fail_the_other_rows_of_its_task(alone: OpenSource, df: DataFrame) -> None:
+    @acker_udf("number long, letter string", emits=True)
+    def parse(number: int, text: str) -> tuple[int, str] | None:
+        if number % 5 == 0:
+            raise ValueError("on purpose")
+        return (number, text[0]) if number % 2 else None
+
+    @acker_udf("string")
+    def loud(letter: str) -> str:
+        return letter.upper()
+
+    parsed = alone.frame(df.repartition(1), message_id="id").select("id", parse("id", "text").alias("r"))
+    made = parsed.select("id", "r.*").select("id", loud("letter").alias("loud")).collect()
+    assert {row.id: row.loud for row in made} == {
+        number: "W" if number % 2 and number % 5 else None for number in range(ROWS)
+    }
+    assert verdicts(alone) == FIFTHS
+
+
 @pytest.mark.long
 def test_operators_work_on_the_frame_and_their_unanchored_output_belongs_to_no_tree(
     alone: OpenSource, df: DataFrame

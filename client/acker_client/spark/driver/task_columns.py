@@ -31,7 +31,7 @@ Run = Callable[[Iterator[Any]], Iterator[Any]]
 _GUESSED_MAX = 10_000
 
 
-class Batch(Protocol):
+class TrackedRows(Protocol):
     """The part of a batch that says where its rows are tracked. ``is_released``: its rows are all done."""
 
     @property
@@ -43,7 +43,7 @@ class Batch(Protocol):
 _lock = threading.Lock()
 # By the name of the column's function: the servers to which it reports.
 _guessed: dict[str, tuple[str, ...]] = {}
-_plain_frames: weakref.WeakSet[Batch] = weakref.WeakSet()
+_plain_frames: weakref.WeakSet[TrackedRows] = weakref.WeakSet()
 
 # Column types by the number of tracking columns: packed anchors have one, thin anchors two, mixed frames all three.
 _TYPES: dict[int, tuple[pa.DataType, ...]] = {
@@ -99,7 +99,7 @@ def settings_of_columns(name: str) -> tuple[Settings, Sequence[str]]:
     return settings, settings.servers if is_guess else ()
 
 
-def note_plain_frame(batch: Batch) -> None:
+def note_plain_frame(batch: TrackedRows) -> None:
     """Note where the rows of a plain source's frame are tracked, until all of them are done. A thread to which nothing
     was handed down takes these servers for its columns."""
     with _lock:
