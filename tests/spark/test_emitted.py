@@ -592,6 +592,22 @@ def test_a_frame_whose_last_outcome_another_thread_reads_leaves_that_thread_its_
     assert found == ["false"]
 
 
+def test_a_frame_whose_last_outcome_another_thread_reads_is_over_for_its_own_thread(
+    alone: OpenSource, df: DataFrame, spark: SparkSession
+) -> None:
+    outer = hand_down(spark, alone.settings)
+    alone.frame(df).select(row_udf("id", "text")).collect()
+    in_plain_thread(partial(verdicts, alone))
+    with pytest.raises(SessionError, match="tracking is on for one and off for the other"):
+        hand_down(spark, NO_TRACKING)
+    alone.frame(df).select(row_udf("id", "text")).collect()
+    outer()
+    in_plain_thread(partial(verdicts, alone))
+    local = spark.sparkContext.getLocalProperty
+    assert (local(PINS), local(TASK_TRACKING)) == (None, None)
+    hand_down(spark, NO_TRACKING)()
+
+
 @pytest.mark.long
 def test_a_job_of_a_thread_to_which_nothing_was_handed_down_says_what_to_do(
     alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch

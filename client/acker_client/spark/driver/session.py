@@ -95,6 +95,8 @@ DAEMON = "acker_client.spark.daemon"
 JAVA_MIN = 17
 
 _handed_down = threading.local()
+# Held while settings are handed down or taken back, because two threads may do so for one thread.
+_handing = threading.RLock()
 
 
 class SessionError(AckerError):
@@ -219,14 +221,19 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own settings, and
     only to jobs of frames.
 
-    Returns a function that undoes this, to be called in the same thread; in another thread, the properties of both
-    threads stay. One batch may be processed within another, whose settings then apply again. After the last batch only
-    what is about this batch is removed. Raises :class:`SessionError` if only one of two such batches is tracked,
-    because their tasks could not tell them apart.
+    Returns a function that undoes this for the jobs of this thread. Any thread may call it. One batch may be processed
+    within another, whose settings then apply again. After the last batch only what is about this batch is removed.
+    Raises :class:`SessionError` if only one of two such batches is tracked, because their tasks could not tell them
+    apart.
     """
-    context = spark.sparkContext
-    stack = _stack_of(context)
-    local = Stores(spark).local_properties()
+    with _handing:
+        return _hand_down(spark, settings)
+
+
+def _hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
+    context, stores = spark.sparkContext, Stores(spark)
+    stack, properties = _stack_of(context), stores.local_properties()
+    local: Mapping[str, str] = stores.read(properties)
     values = {
         TASK_TRACKING: "true" if settings.tracking else "false",
         SERVERS: ",".join(settings.servers),
@@ -255,13 +262,17 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     _set(context, {key: value for key, value in values.items() if local.get(key) != value})
 
     def take_back() -> None:
-        # By identity: two batches may have equal settings.
-        mine = next((index for index, each in enumerate(stack) if each is values), None)
-        if mine is None:
-            return
-        del stack[mine]
-        if not is_stopped(context) and _stack_of(context) is stack:
-            _set(context, stack[-1] if stack else {PINS: None, TASK_TRACKING: None})
+        with _handing:
+            # By identity: two batches may have equal settings.
+            mine = next((index for index, each in enumerate(stack) if each is values), None)
+            if mine is None:
+                return
+            del stack[mine]
+            if is_stopped(context):
+                return
+            # Not those of the thread that calls this, which may work on another batch.
+            for key, value in (stack[-1] if stack else {PINS: None, TASK_TRACKING: None}).items():
+                properties.remove(key) if value is None else properties.setProperty(key, value)
 
     return take_back
 

@@ -89,10 +89,10 @@ class Stores:
         """The settings of the SparkContext; ``get(key, default)`` asks the JVM."""
         return self._context.settings
 
-    def local_properties(self) -> Mapping[str, str]:
-        """Return the properties that Spark gives to the jobs of this thread."""
-        found: Mapping[str, str] = self.read(self._context.scala.getLocalProperties())
-        return found
+    def local_properties(self) -> Any:
+        """Return the properties that Spark gives to the jobs of this thread, as an object of the JVM. Changes of it
+        count for these jobs, in whatever thread they are made."""
+        return self._context.scala.getLocalProperties()
 
     def executions(self, after: int = -1, *, most: int | None = None) -> list[Record]:
         """Return the executions whose id is over ``after``, or the newest ``most`` of them, oldest first."""

@@ -100,7 +100,7 @@ def settings_of_columns(name: str) -> tuple[Settings, Sequence[str]]:
 
 
 def note_plain_frame(batch: TrackedRows) -> None:
-    """Note where the rows of a plain source's frame are tracked, until all of them are done. A thread to which nothing
+    """Note where the rows of a plain source's frame are tracked, as long as ``batch`` lives. A thread to which nothing
     was handed down takes these servers for its columns."""
     with _lock:
         _plain_frames.add(batch)
@@ -120,9 +120,12 @@ def check_servers(function: str, servers: Sequence[str]) -> None:
 
 
 def _settings_of_frames() -> Settings | None:
-    """Return how the frames of plain sources are tracked; None if there are none, or if their servers differ."""
+    """Return how the frames of plain sources are tracked; None if there are none, or if their servers differ. Frames
+    whose rows are all done count only if there are no others."""
     with _lock:
-        found = {batch.settings.servers: batch.settings for batch in _plain_frames if not batch.is_released}
+        frames = [(batch.is_released, batch.settings) for batch in _plain_frames]
+    pending = {settings.servers: settings for is_released, settings in frames if not is_released}
+    found = pending or {settings.servers: settings for _, settings in frames}
     return next(iter(found.values())) if len(found) == 1 else None
 
 
