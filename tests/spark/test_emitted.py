@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client import AckerClient, OpenSource, Verdict
+from acker_client.source import Frame, hand_on
 from acker_client.spark import (
     Collector,
     Refused,
@@ -530,13 +531,25 @@ def test_rows_that_were_dropped_or_multiplied_are_refused(
         take(alone.frame(df))
 
 
-def test_a_sink_is_refused_because_the_rows_are_not_held(alone: OpenSource, df: DataFrame) -> None:
+def test_a_sink_and_a_hand_on_are_refused_with_advice_that_works(alone: OpenSource, df: DataFrame) -> None:
     @sink
     def save(rows: DataFrame) -> None:
         rows.collect()
 
-    with pytest.raises(NotHeld, match=r"take a source of acker_client\.source"):
-        save(alone.frame(df))
+    frame = alone.frame(df, message_id="id")
+    with pytest.raises(
+        NotHeld, match=r"sink 'save': .* not held.* Collector.* read them with acker_client\.source"
+    ) as no:
+        save(frame)
+    assert "hand_on" not in str(no.value)
+    with pytest.raises(Refused, match=r"hand_on .* plain source has emitted these rows.* Collector"):
+        hand_on("nowhere", bootstrap_servers="localhost:1", value="text")(frame)
+    # A source reads the same frame, in a thread of its own.
+    source = Frame(df, name="held", key=["id"])
+    summaries = list[Any]()
+    in_plain_thread(lambda: summaries.append(source.run(df.sparkSession, lambda batch: save(batch.df))))
+    assert summaries[0].acked == ROWS
+    assert alone.pending == ROWS
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,9 @@ class NotHeld(AckerError):
     # A retry cannot help. ``blame`` reads this.
     is_of_the_program = True
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, instead: str) -> None:
         super().__init__(
-            f"{what}: these rows are not held, so they would count as done before Spark has written them; take a source"
-            " of acker_client.source and leave held=False out there, or end them with hand_on"
+            f"{what}: these rows are not held, so they would count as done before Spark has written them; {instead}"
         )
 
 
@@ -289,10 +288,24 @@ class BatchEvidence:
         Returns whether to cache it, because such rows were evaluated more than once. Raises :class:`NotHeld`.
         """
         if not self.held:
-            raise NotHeld("ack()")
+            raise self.not_held("ack()")
         with self._lock:
             self._acked_frames.append(acked)
         return self.once.must_cache(*ACK_COLUMN)
+
+    def not_held(self, what: str) -> NotHeld:
+        """Return the error that ``what`` needs rows that are held."""
+        return NotHeld(what, "leave held=False out of the source, or end them with hand_on")
+
+    @property
+    def hand_on_problem(self) -> str:
+        """Why the rows cannot be handed on to the job that reads a topic; "" if they can."""
+        if not self.held:
+            return ""
+        return (
+            "the batch is held, and what is handed on is not done when its batch is settled: give the source held=False"
+            " and message_timeout_s"
+        )
 
     def check_rows(self, df: DataFrame, taker: str) -> None:
         """Check whether ``taker``, which the plan guard does not see, may take the rows of ``df``. Rows that are held

@@ -19,7 +19,7 @@ from acker_client.clean_up import CleanUp
 from acker_client.pins import Pins
 from acker_client.spark.anchoring.anchors import Rows
 from acker_client.spark.anchoring.tally import Tally
-from acker_client.spark.commit_evidence.batch import NotHeld, job_tag_of
+from acker_client.spark.commit_evidence.batch import job_tag_of
 from acker_client.spark.commit_evidence.following import follow
 from acker_client.spark.commit_evidence.others import followed_too
 from acker_client.spark.commit_evidence.statements import watched
@@ -63,9 +63,11 @@ class Sink(Generic[Args, Value]):
         plan.refuse_other_frames(df, f"sink {self.name!r}")
         own = fusing.applied_to(df)
         self._keep_cached(df, own)
-        upstream = plan.guard(df, self.name, kind="sink")
+        upstream = plan.inspect(df, f"sink {self.name!r}")
+        # Before the rows are marked, so that something else can take them if the sink is refused.
+        self._check_batches(upstream.batches)
+        upstream = plan.mark_consumed(df, upstream, self.name, kind="sink")
         applied = fusing.arriving(df, upstream) if own is None or df.is_cached else own
-        self._check_batches(applied.batches)
         chain = applied.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
         # Only the same sink with the same arguments on the same rows may make up for an earlier failure.
@@ -95,9 +97,10 @@ class Sink(Generic[Args, Value]):
         return f"<sink {self.name!r}>"
 
     def _check_batches(self, batches: Sequence[Any]) -> None:
-        """Raise :class:`NotHeld` if one of the batches is not held."""
-        if any(not batch.held for batch in batches):
-            raise NotHeld(f"sink {self.name!r}")
+        """Raise ``NotHeld`` if one of the batches is not held."""
+        for batch in batches:
+            if not batch.held:
+                raise batch.not_held(f"sink {self.name!r}")
 
     def _step(self, pins: Pins) -> Step:
         """Return the step that tasks of this sink run. ``pins``: the servers on which the rows' roots are placed."""

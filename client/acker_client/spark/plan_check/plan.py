@@ -90,7 +90,7 @@ def mark_consumed(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str
     except lineage.Consumed as error:
         raise refusals.second_consumer(taker, error.node) from None
     if upstream.moving_boundaries and taker.repeatable and (repeated or _have_run(df, upstream.nodes)):
-        warnings.warn(refusals.moving_boundaries(taker), stacklevel=4)
+        warnings.warn(refusals.moving_boundaries(taker), stacklevel=3)
     for node in upstream.nodes:
         node.is_moved |= upstream.moves
     return replace(upstream, repeated=repeated)
