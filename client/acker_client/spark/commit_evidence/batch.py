@@ -127,6 +127,8 @@ class SinkEvidence:
         # The job tags of the calls that have not returned, one for each call: two calls may share a step.
         self._running: list[str] = []
         self._planned: tuple[DataFrame, lineage.Node] | None = None
+        # Whether the sink's rows were delivered without being read, because there was nothing to deliver.
+        self._is_unread = False
         # When the sink was last called again after it had raised.
         self._rerun_ms = -NEVER_MS
 
@@ -174,8 +176,13 @@ class SinkEvidence:
 
         ``vouched_ms``: when the user called ``batch.done()``.
         """
-        seen = [action for _, witness, _ in self._calls for action in witness.actions(places.cut)]
-        actions = sorted([*seen, *finder.actions(places)], key=lambda action: action.began_ms)
+        actions = [action for witness in self.witnesses for action in witness.actions(places.cut)]
+        actions += finder.actions(places)
+        if not any(action.is_delivery for action in actions):
+            actions += [action for witness in self.witnesses for action in witness.deliveries_of_none(places.cut)]
+        actions.sort(key=lambda action: action.began_ms)
+        deliveries = [action for action in actions if action.is_delivery]
+        self._is_unread = bool(deliveries) and all(action.reads_none for action in deliveries)
         # Failures before a rerun were not swallowed: the sink raised, or the rerun replaces that call.
         once.log_swallowed(self.name, [action for action in actions if action.ended_ms > self._rerun_ms])
         return judge(
@@ -191,7 +198,8 @@ class SinkEvidence:
 
         A sink may need none of its rows. Returns the error if the rows cannot be read, else None.
         """
-        return _read(self._calls[-1][2], self.name) if finder.is_pruned(places) else None
+        is_pruned = self._is_unread or finder.is_pruned(places)
+        return _read(self._calls[-1][2], self.name) if is_pruned else None
 
     @property
     def nodes(self) -> list[lineage.Node]:
