@@ -24,7 +24,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.udtf import SkipRestOfInputTableException
 
 from acker_client import Verdict
-from acker_client.spark import branch, explode, group, operator, sink, where
+from acker_client.spark import Refused, branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
 from acker_client.spark.commit_evidence.batch import Once
 from acker_client.spark.driver.lineage import new_tag
@@ -1249,6 +1249,48 @@ def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> Non
 def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any, look: Any, texts: list[str]) -> None:
     verdicts, error = run(lambda rows, _: look(rows), texts)
     assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error
+
+
+@sink
+def save_by(rows: DataFrame, how: Callable[[DataFrame], Any]) -> None:
+    how(rows)
+
+
+PARTITIONINGS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]] = {
+    "another number": (lambda rows: rows.repartition(3), lambda rows: rows.repartition(2)),
+    "none at first": (lambda rows: rows, lambda rows: rows.coalesce(1)),
+    "other columns, spread anew": (
+        lambda rows: rows.repartition(3),
+        lambda rows: rows.repartition(3).select("word", "_root", "_edge"),
+    ),
+    "another key": (lambda rows: rows.repartition(2, "number"), lambda rows: rows.repartition(2, "word")),
+}
+
+
+@pytest.mark.parametrize("case", PARTITIONINGS)
+def test_a_sink_that_takes_the_same_rows_in_other_partitions_is_refused_and_replays_nothing(
+    live: Any, case: str
+) -> None:
+    batch = live(TEXTS, slices=4)
+    rows = batch.df.transform(split)
+    first, second = (repartitioned(rows) for repartitioned in PARTITIONINGS[case])
+    save_by(first, noop)
+    with pytest.raises(Refused, match="Repartition inside of the sink, give both calls one repartitioned frame"):
+        save_by(second, noop)
+    save_by(first, lambda rows: noop(rows.repartition(2)))
+    save_by(first.withColumn("more", F.lit(1)), lambda rows: noop(rows))
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+@pytest.mark.long
+def test_a_sink_that_has_raised_or_read_nothing_may_take_the_same_rows_in_other_partitions(live: Any) -> None:
+    bodies: list[Callable[[DataFrame], Any]] = [raising_one, lambda rows: None]
+    for how in bodies:
+        batch = live(TEXTS)
+        rows = batch.df.transform(split)
+        with suppress(Exception):
+            save_by(rows, how)
+        save_by(rows.coalesce(1), noop)
 
 
 @operator("items array<int>")

@@ -121,6 +121,10 @@ class SinkEvidence:
     def __init__(self, name: str, note_store: NoteStore) -> None:
         self.name = name
         self.error: AckerError | None = None
+        # The frame, the tags of the steps that made its rows, and how the rows are split into tasks behind these.
+        self.frame: DataFrame | None = None
+        self.steps: tuple[str, ...] = ()
+        self.partitioning: tuple[str, ...] = ()
         self._note_store = note_store
         self._lock = threading.Lock()
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
@@ -283,6 +287,13 @@ class BatchEvidence:
         """Return the evidence of sink ``name`` for ``key`` (hashable). A key stands for a frame and arguments."""
         with self._lock:
             return self._evidence.setdefault(key, SinkEvidence(name, self._note_store))
+
+    def returned_sinks(self, name: str, steps: tuple[str, ...]) -> list[SinkEvidence]:
+        """Return the evidence of the sinks with this name that have taken the rows of the ``steps`` (tags), and have
+        returned."""
+        with self._lock:
+            found = list(self._evidence.values())
+        return [each for each in found if (each.name, each.steps) == (name, steps) and each.error is None]
 
     def share(self, key: object, evidence: SinkEvidence, other: BatchEvidence) -> None:
         """Use the ``evidence`` of the ``other`` batch, because rows of both batches reach that sink."""

@@ -72,7 +72,11 @@ class Sink(Generic[Args, Value]):
         schema, batches = user_schema(df), applied.batches
         # Only the same sink with the same arguments on the same rows may make up for an earlier failure.
         key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._identity, *args, kwargs), df)
+        for other in batches[0].returned_sinks(self.name, key.over[1:]):
+            if not plan.splits_alike(df, other.frame, upstream.partitioning, other.partitioning):
+                plan.refuse_other_partitioning(df, f"sink {self.name!r}", other.nodes)
         evidence = batches[0].evidence_of(key, self.name)
+        evidence.steps, evidence.frame, evidence.partitioning = key.over[1:], df, upstream.partitioning
         for batch in batches[1:]:
             batch.share(key, evidence, batches[0])
         rows, node = evidence.planned(
