@@ -324,6 +324,20 @@ def test_edges_behind_other_names_are_refused_where_nothing_checks_what_becomes_
     assert frame.select("a").rdd.count() == ROWS
 
 
+def test_an_expression_of_any_depth_may_stand_beside_a_function_that_acks(alone: OpenSource, df: DataFrame) -> None:
+    frame, deep = alone.frame(df, message_id="id"), F.expr("id " + "+ 1L - 1L " * 75)
+    assert frame.select(deep.alias("deep")).rdd.count() == ROWS
+    made = frame.select("*", deep.alias("deep"), (deep + F.col("_edge")).alias("hidden")).withColumn(
+        "n", row_udf("id", "text")
+    )
+    with pytest.raises(AckedTwice):
+        made.select("hidden").foreachPartition(read_all)
+    with pytest.raises(AckedTwice, match="nothing shows that no other column acks these rows"):
+        frame.select(row_udf(deep, "text").alias("n")).select("n").foreachPartition(read_all)
+    made.select("deep", "n").foreachPartition(read_all)
+    assert verdicts(alone) == FIFTHS
+
+
 @pytest.mark.long
 def test_records_that_a_udf_or_an_emit_column_makes_are_acked_by_the_next_step(
     alone: OpenSource, df: DataFrame

@@ -51,9 +51,10 @@ class AckedTwice(AckerError):
     # A retry cannot help. ``blame`` reads this.
     is_of_the_program = True
 
-    def __init__(self, taker: str) -> None:
+    def __init__(self, taker: str, *, is_proved: bool = True) -> None:
+        why = "another column acks the same rows" if is_proved else "nothing shows that no other column acks these rows"
         super().__init__(
-            f"{taker}: another column acks the same rows, which would count as done before this one has worked on them."
+            f"{taker}: {why}, which would count as done before this one has worked on them."
             " Do the work in one function, let the first one emit (emits=True), or make copies with branch(frame, 2)."
             " If this one acks nothing, drop _root and _edge before it"
         )
@@ -251,8 +252,7 @@ def _edges_of(df: DataFrame, taker: str) -> EdgeColumns:
     try:
         return EdgeColumns(df)
     except UNREADABLE:
-        # Nothing is known about the edges then.
-        raise AckedTwice(taker) from None
+        raise AckedTwice(taker, is_proved=False) from None
 
 
 def _columns(value: Any) -> Iterator[Column]:

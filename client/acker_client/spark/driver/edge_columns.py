@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark.anchoring.anchors import ANCHORS, EDGE
 from acker_client.spark.driver import lineage
-from acker_client.spark.driver.catalyst import SparkExpression, each, tree_of
+from acker_client.spark.driver.catalyst import SparkExpression, Unknown, each, tree_of
 from acker_client.spark.driver.lineage import ACK, AGAIN, READS
 
 # py4j gives Java objects no type that a checker could use.
@@ -180,8 +180,13 @@ class EdgeColumns:
         return _Array(made, function) if isinstance(kind, dict) and kind["type"] == "array" else NONE
 
     def _trees(self, expressions: Any) -> tuple[SparkExpression, ...]:
-        # Only a container: one call reads one expression.
-        return tree_of(self._expressions.Coalesce(expressions)).children if expressions.size() else ()
+        if not expressions.size():
+            return ()
+        try:
+            # Only a container: one call reads one expression.
+            return tree_of(self._expressions.Coalesce(expressions)).children
+        except Unknown:
+            return tuple(map(_tree, each(expressions)))
 
     def _ids(self, attributes: Any) -> list[int]:
         return [_id_of(attribute) for attribute in self._trees(attributes)]
@@ -223,6 +228,20 @@ def _origins(contents: Iterable[_Content]) -> Origins:
         else:
             found |= _origins([content.element]) if isinstance(content, _Array) else content
     return found
+
+
+def _tree(expression: Any) -> SparkExpression:
+    """Return the tree of an expression; in place of one that is nested too deep, the columns that it names."""
+    try:
+        return tree_of(expression)
+    except Unknown:
+        if ACK in str(expression.toString()):
+            raise
+    columns = tuple(map(tree_of, each(expression.references().toSeq())))
+    tree = SparkExpression("", {}, columns, ())
+    if expression.getClass().getSimpleName() != "Alias":
+        return tree
+    return SparkExpression("Alias", {"exprId": {"id": expression.exprId().id()}}, (tree,), ())
 
 
 def _id_of(expression: SparkExpression) -> int:
