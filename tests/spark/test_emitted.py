@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client import AckerClient, OpenSource, Verdict
+from acker_client.source import Frame, hand_on
 from acker_client.spark import (
     Collector,
     Refused,
@@ -32,6 +34,7 @@ from acker_client.spark.anchoring.pages import OtherRows, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.commit_evidence.acked import AckedTwice
 from acker_client.spark.commit_evidence.batch import NotHeld
+from acker_client.spark.driver import embedded
 from acker_client.spark.driver.persisted import DIGEST, PLACE
 from acker_client.spark.driver.session import NO_TRACKING, PINS, TASK_TRACKING, SessionError, hand_down
 from acker_client.spark.operators.emitted import EmittedReading
@@ -168,6 +171,16 @@ def row_udf(number: int, text: str) -> int:
     return len(text)
 
 
+@acker_udf("long", emits=True)
+def tell(number: int) -> int:
+    return number
+
+
+@acker_udf("long")
+def row_value(value: int) -> int:
+    return value
+
+
 @acker_udf("int")
 def pandas_udf(number: pd.Series, text: pd.Series) -> pd.Series:
     if (number % 5 == 0).any():
@@ -196,16 +209,54 @@ def test_a_udf_acks_its_rows_and_fails_those_for_which_it_raises(source: OpenSou
     assert verdicts(source) == FIFTHS
 
 
+@operator("id long")
+def as_operator(row: Row) -> int:
+    return int(row.id)
+
+
+def renamed(frame: DataFrame) -> DataFrame:
+    return frame.toDF("a", "b", "c", "d", *frame.columns[4:])
+
+
 @pytest.mark.parametrize(
     "work",
     [
         lambda frame: frame.select(row_udf("id", "text"), pandas_udf("id", "text")),
         lambda frame: frame.withColumn("n", row_udf("id", "text")).withColumn("m", pandas_udf("id", "text")),
         lambda frame: frame.withColumn("n", row_udf("id", "text")).foreachPartition(post),
+        lambda frame: renamed(frame.withColumn("n", row_udf("id", "text"))).select(
+            pandas_udf("a", "b", anchors=["c", "d"])
+        ),
+        lambda frame: renamed(frame.withColumn("n", row_udf("id", "text"))).foreachPartition(read_all),
+        lambda frame: (
+            frame.select("id", "text", "_root", F.col("_edge").alias("e"), row_udf("id", "text"))
+            .withColumn("_edge", F.struct(F.col("e").cast("string").alias("text")).getField("text").cast("long"))
+            .drop("e")
+            .select(pandas_udf("id", "text"))
+        ),
+        lambda frame: (
+            frame.select("*", *(F.lit(number).alias(f"c{number}") for number in range(30)))
+            .withColumn("n", row_udf("id", "text"))
+            .withColumn("m", pandas_udf("id", "text"))
+        ),
+        lambda frame: frame.withColumn("n", row_udf("id", "text")).transform(as_operator),
+        lambda frame: frame.select(*[row_udf("id", "text")] * 2),
+        lambda frame: frame.union(frame.withColumn("n", row_udf("id", "text")).drop("n")).foreachPartition(post),
     ],
-    ids=["two in a select", "one after the other", "a collector behind one"],
+    ids=[
+        "two in a select",
+        "one after the other",
+        "a collector behind one",
+        "one behind other names",
+        "a function over partitions behind other names",
+        "one behind a computed edge",
+        "one behind more columns than Spark's text of a plan has",
+        "an operator",
+        "the same one twice",
+        "a union with rows that are acked",
+    ],
 )
-def test_a_second_function_that_acks_the_same_rows_is_refused(alone: OpenSource, df: DataFrame, work: Any) -> None:
+def test_a_second_function_that_acks_the_same_edges_is_refused(alone: OpenSource, df: DataFrame, work: Any) -> None:
     frame = alone.frame(df)
     with pytest.raises(AckedTwice, match=r"another column acks the same rows.* Do the work in one function"):
         work(frame)
@@ -221,14 +272,70 @@ def test_a_second_function_that_acks_the_same_rows_is_refused(alone: OpenSource,
             .foreachPartition(post_all)
         ),
         lambda frame: frame.select("_root", AF.ack(after="n")).foreachPartition(read_all),
+        lambda frame: (
+            frame.select("_root", AF.emit("n", after="n").alias("edges"))
+            .select("_root", F.col("edges")[0].alias("first"), F.element_at("edges", 2).alias("second"))
+            .select(
+                row_value(F.lit(1), anchors=["_root", "first"]),
+                row_udf(F.lit(1), F.lit(""), anchors=["_root", "second"]),
+            )
+            .collect()
+        ),
+        lambda frame: (
+            frame.select("id", "text", tell("id").alias("told"))
+            .select("told.*", "id", "text")
+            .select("id", "value", row_value("value"))
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("_root", AF.emit("n", after="n").alias("edges"))
+            .select(F.col("_root").alias("r"), F.explode("edges").alias("e"))
+            .select(AF.ack("r", "e", after="e"))
+            .collect()
+        ),
     ],
-    ids=["exploded edges", "the root alone"],
+    ids=[
+        "exploded edges",
+        "the root alone",
+        "two functions of one select for two edges",
+        "an emitted record",
+        "other names",
+    ],
 )
 def test_what_comes_behind_a_function_that_acked_may_have_other_edges_or_none(
     alone: OpenSource, df: DataFrame, work: Any
 ) -> None:
     work(alone.frame(df, message_id="id").withColumn("n", F.lit(2)))
     assert verdicts(alone) == ALL
+
+
+def test_edges_behind_other_names_are_refused_where_nothing_checks_what_becomes_of_the_rows(
+    alone: OpenSource, df: DataFrame
+) -> None:
+    frame = renamed(alone.frame(df))
+    for take in (
+        lambda: frame.foreachPartition(read_all),
+        lambda: frame.select(row_udf("a", "b", anchors=["c", "d"])),
+        lambda: frame.crossJoin(df).mapInArrow(iter, "n long"),
+    ):
+        with pytest.raises(Refused, match=r"lost its tracking columns|Join .* stands between"):
+            take()
+    assert frame.groupBy("b").count().rdd.count() == ROWS
+    assert frame.select("a").rdd.count() == ROWS
+
+
+def test_an_expression_of_any_depth_may_stand_beside_a_function_that_acks(alone: OpenSource, df: DataFrame) -> None:
+    frame, deep = alone.frame(df, message_id="id"), F.expr("id " + "+ 1L - 1L " * 75)
+    assert frame.select(deep.alias("deep")).rdd.count() == ROWS
+    made = frame.select("*", deep.alias("deep"), (deep + F.col("_edge")).alias("hidden")).withColumn(
+        "n", row_udf("id", "text")
+    )
+    with pytest.raises(AckedTwice):
+        made.select("hidden").foreachPartition(read_all)
+    with pytest.raises(AckedTwice, match="nothing shows that no other column acks these rows"):
+        frame.select(row_udf(deep, "text").alias("n")).select("n").foreachPartition(read_all)
+    made.select("deep", "n").foreachPartition(read_all)
+    assert verdicts(alone) == FIFTHS
 
 
 @pytest.mark.long
@@ -244,6 +351,25 @@ def test_records_that_a_udf_or_an_emit_column_makes_are_acked_by_the_next_step(
     each = F.explode(F.arrays_zip("letters", "edges")).alias("each")
     letters = emitted.select("id", "_root", each).select("id", "_root", F.col("each.edges").alias("_edge"))
     letters.repartition(2).foreachPartition(post)
+    assert verdicts(alone) == FIFTHS
+
+
+def test_a_null_in_place_of_a_record_does_not_fail_the_other_rows_of_its_task(alone: OpenSource, df: DataFrame) -> None:
+    @acker_udf("number long, letter string", emits=True)
+    def parse(number: int, text: str) -> tuple[int, str] | None:
+        if number % 5 == 0:
+            raise ValueError("on purpose")
+        return (number, text[0]) if number % 2 else None
+
+    @acker_udf("string")
+    def loud(letter: str) -> str:
+        return letter.upper()
+
+    parsed = alone.frame(df.repartition(1), message_id="id").select("id", parse("id", "text").alias("r"))
+    made = parsed.select("id", "r.*").select("id", loud("letter").alias("loud")).collect()
+    assert {row.id: row.loud for row in made} == {
+        number: "W" if number % 2 and number % 5 else None for number in range(ROWS)
+    }
     assert verdicts(alone) == FIFTHS
 
 
@@ -419,13 +545,25 @@ def test_rows_that_were_dropped_or_multiplied_are_refused(
         take(alone.frame(df))
 
 
-def test_a_sink_is_refused_because_the_rows_are_not_held(alone: OpenSource, df: DataFrame) -> None:
+def test_a_sink_and_a_hand_on_are_refused_with_advice_that_works(alone: OpenSource, df: DataFrame) -> None:
     @sink
     def save(rows: DataFrame) -> None:
         rows.collect()
 
-    with pytest.raises(NotHeld, match=r"take a source of acker_client\.source"):
-        save(alone.frame(df))
+    frame = alone.frame(df, message_id="id")
+    with pytest.raises(
+        NotHeld, match=r"sink 'save': .* not held.* Collector.* read them with acker_client\.source"
+    ) as no:
+        save(frame)
+    assert "hand_on" not in str(no.value)
+    with pytest.raises(Refused, match=r"hand_on .* plain source has emitted these rows.* Collector"):
+        hand_on("nowhere", bootstrap_servers="localhost:1", value="text")(frame)
+    # A source reads the same frame, in a thread of its own.
+    source = Frame(df, name="held", key=["id"])
+    summaries = list[Any]()
+    in_plain_thread(lambda: summaries.append(source.run(df.sparkSession, lambda batch: save(batch.df))))
+    assert summaries[0].acked == ROWS
+    assert alone.pending == ROWS
 
 
 @pytest.mark.parametrize(
@@ -481,6 +619,22 @@ def test_a_frame_whose_last_outcome_another_thread_reads_leaves_that_thread_its_
     assert found == ["false"]
 
 
+def test_a_frame_whose_last_outcome_another_thread_reads_is_over_for_its_own_thread(
+    alone: OpenSource, df: DataFrame, spark: SparkSession
+) -> None:
+    outer = hand_down(spark, alone.settings)
+    alone.frame(df).select(row_udf("id", "text")).collect()
+    in_plain_thread(partial(verdicts, alone))
+    with pytest.raises(SessionError, match="tracking is on for one and off for the other"):
+        hand_down(spark, NO_TRACKING)
+    alone.frame(df).select(row_udf("id", "text")).collect()
+    outer()
+    in_plain_thread(partial(verdicts, alone))
+    local = spark.sparkContext.getLocalProperty
+    assert (local(PINS), local(TASK_TRACKING)) == (None, None)
+    hand_down(spark, NO_TRACKING)()
+
+
 @pytest.mark.long
 def test_a_job_of_a_thread_to_which_nothing_was_handed_down_says_what_to_do(
     alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch
@@ -497,6 +651,65 @@ def test_a_job_of_a_thread_to_which_nothing_was_handed_down_says_what_to_do(
     thread.start()
     thread.join()
     assert "or in an InheritableThread; or take settings = collector_settings(spark), or source.settings" in errors[0]
+
+
+def in_plain_thread(work: Callable[[], Any]) -> None:
+    """Run ``work`` in a thread to which nothing is handed down."""
+    errors = list[BaseException]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error
+
+
+@pytest.mark.parametrize("column", [lambda: row_udf("id", "text"), lambda: AF.ack(after="text")], ids=["udf", "ack"])
+def test_a_column_that_a_plain_thread_makes_reports_to_the_servers_of_the_frame(
+    alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch, column: Callable[[], Any]
+) -> None:
+    monkeypatch.setattr(embedded, "reach", lambda _: pytest.fail("an embedded server is started"))
+    frame = alone.frame(df, message_id="id")
+    in_plain_thread(lambda: frame.select("id", column()).collect())
+    assert len(verdicts(alone)) == ROWS
+
+
+def test_a_column_that_was_made_before_its_frame_is_refused_if_nothing_names_the_servers(
+    alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch, conf: Callable[[str, str], None]
+) -> None:
+    monkeypatch.setattr(embedded, "reach", lambda _: {"servers": ("localhost:1",)})
+    made = [row_udf("id", "text"), AF.ack(after="text", name="as_ack")]
+    frame = alone.frame(df, message_id="id")
+    for column, name in zip(made, ["row_udf", "as_ack"], strict=True):
+        with pytest.raises(SessionError, match=rf"^{name}: .*named the servers of its rows.* make the column after"):
+            frame.withColumns({"made": column})
+    assert alone.pending == ROWS
+    conf("spark.acker.servers", alone.settings.servers[0])
+    named = row_udf("id", "text")
+    alone.frame(df, message_id="text").select(named).collect()
+    frame.select("id", row_udf("id", "text")).collect()
+    assert len(verdicts(alone)) == 2 * ROWS
+
+
+def select_udf(frame: DataFrame) -> DataFrame:
+    return frame.select(row_udf("id", "text"))
+
+
+def test_a_column_is_refused_where_the_frames_of_plain_sources_are_at_several_servers(
+    alone: OpenSource, df: DataFrame, monkeypatch: pytest.MonkeyPatch, start_server: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(embedded, "reach", lambda _: {"servers": ("localhost:1",)})
+    for other in open_source([start_server(id=1).address]):
+        frames = [alone.frame(df), other.frame(df)]
+        for frame in frames:
+            with pytest.raises(SessionError, match="make the column after"):
+                in_plain_thread(partial(select_udf, frame))
 
 
 def test_an_acker_udf_acks_the_rows_of_a_batch_that_is_held(live: Callable[..., Any]) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.udtf import SkipRestOfInputTableException
 
 from acker_client import Verdict
-from acker_client.spark import branch, explode, group, operator, sink, where
+from acker_client.spark import Refused, branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
 from acker_client.spark.commit_evidence.batch import Once
 from acker_client.spark.driver.lineage import new_tag
@@ -1172,6 +1172,62 @@ def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_los
     assert "save()" in error
 
 
+NOTHING = {
+    "noop": lambda rows, _: noop(rows.where(F.col("number").isin([]))),
+    "parquet": lambda rows, place: rows.where(F.lit(False)).write.partitionBy("number").parquet(place),
+    "a table": lambda rows, _: rows.where("1 > 2").select("word").write.mode("overwrite").saveAsTable("none"),
+    "an aggregate": lambda rows, place: rows.where(F.lit(False)).groupBy("number").count().write.json(place),
+    "foreachPartition": lambda rows, _: rows.where(F.lit(False)).foreachPartition(read),
+    "an iterator": lambda rows, _: list(rows.where(F.lit(False)).toLocalIterator()),
+    "collect": lambda rows, _: rows.where(F.lit(False)).collect(),
+    "toPandas": lambda rows, _: rows.where(F.lit(False)).toPandas(),
+    "a look and a write": lambda rows, _: (rows.take(1), noop(rows.where(F.lit(False)))),
+    "two calls": lambda rows, place: (
+        rows.where(F.lit(False)).write.parquet(place),
+        rows.where(F.lit(False)).write.mode("append").parquet(place),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", NOTHING)
+def test_a_sink_that_writes_behind_a_condition_that_is_false_for_every_row_has_done_its_work(
+    run: Any, case: str
+) -> None:
+    assert run(NOTHING[case]) == ({Verdict.ACKED}, "")
+
+
+@pytest.mark.parametrize(
+    ("body", "because"),
+    [
+        (lambda rows, _: noop(rows.limit(0)), "never read them"),
+        (lambda rows, _: noop(rows.where(F.lit(False)).limit(3)), "rows.write.format('noop')"),
+        (lambda rows, place: _refused(lambda rows: rows.where(F.lit(False)))(rows, place), "save"),
+        (
+            lambda rows, place: (
+                _in_the_way(place),
+                suppressing(lambda: rows.where(F.lit(False)).write.parquet(f"{place}/out")),
+            ),
+            "failed",
+        ),
+        (lambda rows, _: rows.where(F.lit(False)).distinct().collect(), "never read them"),
+        (lambda rows, _: rows.where(F.lit(False)).count(), "batch.done() does not cover rows that nothing has read"),
+    ],
+)
+def test_a_sink_without_a_proof_that_there_is_nothing_to_write_is_not_done(run: Any, body: Any, because: str) -> None:
+    verdicts, error = run(body)
+    assert verdicts == {Verdict.LOST}
+    assert because in error
+
+
+@pytest.mark.long
+def test_a_batch_that_is_vouched_for_is_read_if_there_was_nothing_to_write(live: Any) -> None:
+    batch = live(TEXTS)
+    sink(lambda rows: noop(rows.where(F.lit(False))), name="save")(batch.df.transform(split))
+    batch.frame.evidence.vouch()
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
 @pytest.mark.long
 def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> None:
     assert run(lambda rows, _: (failing(rows.where("true")), noop(rows)), [""] * 8) == ({Verdict.ACKED}, "")
@@ -1193,6 +1249,48 @@ def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> Non
 def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any, look: Any, texts: list[str]) -> None:
     verdicts, error = run(lambda rows, _: look(rows), texts)
     assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error
+
+
+@sink
+def save_by(rows: DataFrame, how: Callable[[DataFrame], Any]) -> None:
+    how(rows)
+
+
+PARTITIONINGS: dict[str, tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]] = {
+    "another number": (lambda rows: rows.repartition(3), lambda rows: rows.repartition(2)),
+    "none at first": (lambda rows: rows, lambda rows: rows.coalesce(1)),
+    "other columns, spread anew": (
+        lambda rows: rows.repartition(3),
+        lambda rows: rows.repartition(3).select("word", "_root", "_edge"),
+    ),
+    "another key": (lambda rows: rows.repartition(2, "number"), lambda rows: rows.repartition(2, "word")),
+}
+
+
+@pytest.mark.parametrize("case", PARTITIONINGS)
+def test_a_sink_that_takes_the_same_rows_in_other_partitions_is_refused_and_replays_nothing(
+    live: Any, case: str
+) -> None:
+    batch = live(TEXTS, slices=4)
+    rows = batch.df.transform(split)
+    first, second = (repartitioned(rows) for repartitioned in PARTITIONINGS[case])
+    save_by(first, noop)
+    with pytest.raises(Refused, match="Repartition inside of the sink, give both calls one repartitioned frame"):
+        save_by(second, noop)
+    save_by(first, lambda rows: noop(rows.repartition(2)))
+    save_by(first.withColumn("more", F.lit(1)), lambda rows: noop(rows))
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+@pytest.mark.long
+def test_a_sink_that_has_raised_or_read_nothing_may_take_the_same_rows_in_other_partitions(live: Any) -> None:
+    bodies: list[Callable[[DataFrame], Any]] = [raising_one, lambda rows: None]
+    for how in bodies:
+        batch = live(TEXTS)
+        rows = batch.df.transform(split)
+        with suppress(Exception):
+            save_by(rows, how)
+        save_by(rows.coalesce(1), noop)
 
 
 @operator("items array<int>")

@@ -92,7 +92,7 @@ def test_a_server_that_a_task_went_on_without_is_noted_for_their_batch(
         live.frame = frame_of(spark, name="lines", scope=scope, schema=SCHEMA, slices=lines, settings=read)
         hand_down(spark, rest)
         if how != "collector":
-            monkeypatch.setattr(AF, "settings_of_columns", lambda _: rest)
+            monkeypatch.setattr(AF, "settings_of_columns", lambda _: (rest, ()))
             live.df.select("number", AF.ack()).write.format("noop").mode("append").save()
         else:
             live.df.foreachPartition(acking(rest))

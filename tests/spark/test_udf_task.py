@@ -58,11 +58,13 @@ def ahead(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
 FUNCTIONS = [row, arrow, pandas, arrow_iterator, pandas_iterator, ahead]
 
 
-def task_of(function: Callable[..., Any], returns: Any = "bigint", **options: Any) -> UdfTask:
+def task_of(
+    function: Callable[..., Any], returns: Any = "bigint", *, is_tracked: bool = True, **options: Any
+) -> UdfTask:
     made = acker_udf(returns, **options)(function)
     fields, is_single = _fields_of(LongType() if returns == "bigint" else returns, "it")
     udf = Udf(made.name, function, made._kind, made._is_iterator, fields, is_single, made._emits, made._on_error)
-    return UdfTask(udf, 2)
+    return UdfTask(udf, 2, is_tracked=is_tracked)
 
 
 def batches_of(texts: list[list[str]]) -> Iterator[Any]:
@@ -126,10 +128,50 @@ def test_the_edges_of_records_that_a_function_emits_hang_on_their_values(functio
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda each: each.__name__)
-def test_a_row_without_anchors_that_raises_fails_the_task(function: Any) -> None:
+def test_a_row_without_anchors_that_raises_fails_the_task_only_where_nothing_is_tracked(
+    function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     none = pa.nulls(2, pa.int64())
+
+    def run(task: UdfTask) -> list[Any]:
+        given = ((pa.array(texts), none, none) for texts in (["a", "b"], ["c", "!"]))
+        return [column.to_pylist() for column in task.run(given)]
+
     with pytest.raises(ValueError, match="no such text"):
-        list(task_of(function).run((pa.array(texts), none, none) for texts in (["a", "b"], ["c", "!"])))
+        run(task_of(function, is_tracked=False))
+    task = task_of(function)
+    assert run(task) == [[1, 1], [1, None]]
+    assert task.tally.report().is_empty
+    assert f"acker_udf '{function.__name__}': 1 rows without anchors raised, the first: " in caplog.text
+
+
+def halves(text: str) -> dict[str, str] | None:
+    return {"first": text[0], "rest": text[1:]} if text else None
+
+
+def halves_in_arrow(texts: pa.Array) -> pa.Array:
+    return pa.array(
+        [halves(text) for text in texts.to_pylist()], pa.struct({"first": pa.string(), "rest": pa.string()})
+    )
+
+
+def halves_in_turn(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    yield from map(halves_in_arrow, batches)
+
+
+@pytest.mark.parametrize("emits", [True, False])
+@pytest.mark.parametrize("function", [halves, halves_in_arrow, halves_in_turn], ids=lambda each: each.__name__)
+def test_a_row_for_which_a_function_returns_no_columns_is_done_and_has_no_record(function: Any, emits: bool) -> None:
+    task = task_of(function, "first string, rest string", emits=emits)
+    made = [record for column in task.run(batches_of([["ab", "", "c"], [""]])) for record in column.to_pylist()]
+    assert [record and (record["first"], record["rest"]) for record in made] == [("a", "b"), None, ("c", ""), None]
+    vals, failed = answers(task)
+    roots = [root_id(1, number) for number in range(4)]
+    assert not failed
+    assert [vals[root] for root in roots] == [
+        edge0(root) ^ (record["_edge"] % (1 << 64) if emits and record else 0)
+        for root, record in zip(roots, made, strict=True)
+    ]
 
 
 def test_columns_make_a_struct() -> None:
@@ -161,7 +203,7 @@ def test_rows_that_are_not_anchored_are_passed_and_raise_the_task() -> None:
     ]
     assert task.tally.report().is_empty
     with pytest.raises(ValueError, match="no such text"):
-        list(task_of(row).run(untracked("!")))
+        list(task_of(row, is_tracked=False).run(untracked("!")))
 
 
 def too_short(texts: pa.Array) -> pa.Array:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyspark
 import pyspark.util
+from py4j.protocol import Py4JError
 from pyspark.sql.types import DataType, StructType
 
 OLDEST, NEWEST = (4, 0), (4, 3)
@@ -24,6 +25,9 @@ CONNECT = (
     "Spark Connect is not supported yet: build a classic session, with SparkSession.builder.master(...) and not"
     " .remote(...), in a full pyspark"
 )
+
+# More fields than a node of a plan can have.
+_FIELDS_MAX = 2**31 - 1
 
 Batches = Iterator[Any]
 Convert = Callable[[Any], Any]
@@ -130,6 +134,14 @@ def _converter(conversion: Any, kind: DataType) -> Convert | None:
         convert: Convert | None = conversion._create_converter(kind, none_on_identity=True)
         return convert
     return conversion._create_converter(kind) if conversion._need_converter(kind) else None
+
+
+def plan_text(plan: Any) -> str:
+    """Return a plan as text. Spark's own ``treeString()`` leaves out all but the first 25 columns of a node."""
+    try:
+        return str(plan.treeString(True, False, _FIELDS_MAX, False, False))
+    except Py4JError:  # an older version has one flag less
+        return str(plan.treeString(True, False, _FIELDS_MAX, False))
 
 
 def iterator_column(

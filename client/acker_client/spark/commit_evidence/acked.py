@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from itertools import combinations
 from types import MethodType
 from typing import Any
 
@@ -30,8 +31,10 @@ from acker_client.spark.anchoring.anchors import TRACKING
 from acker_client.spark.commit_evidence.following import analyzed, follow, remade
 from acker_client.spark.commit_evidence.witness import Trail, Witness
 from acker_client.spark.driver import lineage
-from acker_client.spark.driver.catalyst import each
+from acker_client.spark.driver.catalyst import UNREADABLE
+from acker_client.spark.driver.edge_columns import EdgeColumns, may_meet
 from acker_client.spark.driver.lineage import ACK, AGAIN
+from acker_client.spark.driver.task_columns import check_servers
 from acker_client.spark.worker.notes import note_store_of
 
 # Attributes of frames (see `fusing`): how a tracked frame was made, and how the one below a derived frame was made.
@@ -40,8 +43,6 @@ CHAIN, BELOW = "_acker_chain", "_acker_below"
 _planning = threading.RLock()
 
 ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
-# A call of such a function in a plan, and its last argument, which is the edge or the packed anchors.
-_CALL, _LAST = re.compile(rf"{ACKS.pattern}\(", re.DOTALL), re.compile(r"(?:^|, )\w+#(\d+)L?$")
 
 
 class AckedTwice(AckerError):
@@ -50,9 +51,10 @@ class AckedTwice(AckerError):
     # A retry cannot help. ``blame`` reads this.
     is_of_the_program = True
 
-    def __init__(self, taker: str) -> None:
+    def __init__(self, taker: str, *, is_proved: bool = True) -> None:
+        why = "another column acks the same rows" if is_proved else "nothing shows that no other column acks these rows"
         super().__init__(
-            f"{taker}: another column acks the same rows, which would count as done before this one has worked on them."
+            f"{taker}: {why}, which would count as done before this one has worked on them."
             " Do the work in one function, let the first one emit (emits=True), or make copies with branch(frame, 2)."
             " If this one acks nothing, drop _root and _edge before it"
         )
@@ -187,13 +189,16 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
-        if functions:
-            _check_rows(df, f"{method.__name__} with ack()")
-            _refuse_several(df, functions)
+        settings = vars(df)["_acker_batch"].settings
+        for function in functions if settings.tracking else ():
+            check_servers(function, settings.servers)
+        before = _check_acks(df, f"{method.__name__} with ack()") if functions else None
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
         made = of_body(value, vars(df)["_acker_batch"], vars(df).get(CHAIN) or vars(df).get(BELOW))
+        if before is not None:
+            _refuse_acked_twice(made, before, functions)
         if functions:
             _register_acks(made, functions)
         return made
@@ -201,38 +206,53 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
     return call
 
 
-def _check_rows(df: BodyFrame, taker: str) -> None:
+def _check_acks(df: BodyFrame, taker: str) -> str | None:
+    """Check the rows that an ``ack()`` column takes. Returns the plan of ``df``; None if the rows are held."""
     batch = vars(df)["_acker_batch"]
-    if batch.held or not any(column in df.columns for column in TRACKING):
-        return
-    text = analyzed(df)
-    if ACK not in text:
+    if batch.held:
+        return None
+    plan = analyzed(df)
+    if ACK not in plan:
         batch.check_rows(df, taker)
-    elif _keeps_acked_edges(df, text):
+    return plan
+
+
+def _check_rows(df: BodyFrame, taker: str) -> None:
+    """Refuse a ``taker`` that may take rows out of SQL twice, or rows that are acked already."""
+    batch = vars(df)["_acker_batch"]
+    if batch.held:
+        return
+    if ACK in analyzed(df):
+        refuse_acked_edges(df, taker)
+    elif any(column in df.columns for column in TRACKING) or _edges_of(df, taker).held:
+        batch.check_rows(df, taker)
+
+
+def _refuse_acked_twice(df: DataFrame, before: str, functions: Sequence[str]) -> None:
+    """Refuse ``functions``, which ack rows that are not held, if another function in the plan of ``df`` may ack the
+    same edges. ``before``: the plan without these functions."""
+    taker = "a second column that acks"
+    again = {function for function in functions if functions.count(function) > 1 or function in before}
+    if len(set(functions)) == 1 and not again and ACK not in before:
+        return
+    for one, other in combinations(_edges_of(df, taker).calls, 2):
+        is_repeated = one.function != other.function or one.function in again
+        if is_repeated and may_meet(one.consumed, other.consumed):
+            raise AckedTwice(taker)
+
+
+def refuse_acked_edges(df: DataFrame, taker: str) -> None:
+    """Raise :class:`AckedTwice` if a column of the frame may hold an edge that a function in its plan has acked."""
+    edges = _edges_of(df, taker)
+    if any(may_meet(call.consumed, edges.held) for call in edges.calls):
         raise AckedTwice(taker)
 
 
-def _refuse_several(df: BodyFrame, functions: Sequence[str]) -> None:
-    if not vars(df)["_acker_batch"].held and len(set(functions)) > 1:
-        raise AckedTwice("a second column that acks")
-
-
-def _keeps_acked_edges(df: DataFrame, plan: str) -> bool:
-    """Whether a column of the frame is one that a function in its plan has acked."""
-    taken = (_LAST.search(_arguments(plan, found.end())) for found in _CALL.finditer(plan))
-    acked = {int(edge[1]) for edge in taken if edge is not None}
-    java: Any = df._jdf
-    return any(int(attribute.exprId().id()) in acked for attribute in each(java.queryExecution().analyzed().output()))
-
-
-def _arguments(plan: str, start: int) -> str:
-    """Return the text from ``start`` to the parenthesis that closes the call."""
-    depth = 1
-    for at in range(start, len(plan)):
-        depth += {"(": 1, ")": -1}.get(plan[at], 0)
-        if not depth:
-            return plan[start:at]
-    return ""
+def _edges_of(df: DataFrame, taker: str) -> EdgeColumns:
+    try:
+        return EdgeColumns(df)
+    except UNREADABLE:
+        raise AckedTwice(taker, is_proved=False) from None
 
 
 def _columns(value: Any) -> Iterator[Column]:

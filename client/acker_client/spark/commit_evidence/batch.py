@@ -109,10 +109,9 @@ class NotHeld(AckerError):
     # A retry cannot help. ``blame`` reads this.
     is_of_the_program = True
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, instead: str) -> None:
         super().__init__(
-            f"{what}: these rows are not held, so they would count as done before Spark has written them; take a source"
-            " of acker_client.source and leave held=False out there, or end them with hand_on"
+            f"{what}: these rows are not held, so they would count as done before Spark has written them; {instead}"
         )
 
 
@@ -122,12 +121,18 @@ class SinkEvidence:
     def __init__(self, name: str, note_store: NoteStore) -> None:
         self.name = name
         self.error: AckerError | None = None
+        # The frame, the tags of the steps that made its rows, and how the rows are split into tasks behind these.
+        self.frame: DataFrame | None = None
+        self.steps: tuple[str, ...] = ()
+        self.partitioning: tuple[str, ...] = ()
         self._note_store = note_store
         self._lock = threading.Lock()
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
         # The job tags of the calls that have not returned, one for each call: two calls may share a step.
         self._running: list[str] = []
         self._planned: tuple[DataFrame, lineage.Node] | None = None
+        # Whether the sink's rows were delivered without being read, because there was nothing to deliver.
+        self._is_unread = False
         # When the sink was last called again after it had raised.
         self._rerun_ms = -NEVER_MS
 
@@ -175,8 +180,13 @@ class SinkEvidence:
 
         ``vouched_ms``: when the user called ``batch.done()``.
         """
-        seen = [action for _, witness, _ in self._calls for action in witness.actions(places.cut)]
-        actions = sorted([*seen, *finder.actions(places)], key=lambda action: action.began_ms)
+        actions = [action for witness in self.witnesses for action in witness.actions(places.cut)]
+        actions += finder.actions(places)
+        if not any(action.is_delivery for action in actions):
+            actions += [action for witness in self.witnesses for action in witness.deliveries_of_none(places.cut)]
+        actions.sort(key=lambda action: action.began_ms)
+        deliveries = [action for action in actions if action.is_delivery]
+        self._is_unread = bool(deliveries) and all(action.reads_none for action in deliveries)
         # Failures before a rerun were not swallowed: the sink raised, or the rerun replaces that call.
         once.log_swallowed(self.name, [action for action in actions if action.ended_ms > self._rerun_ms])
         return judge(
@@ -192,7 +202,8 @@ class SinkEvidence:
 
         A sink may need none of its rows. Returns the error if the rows cannot be read, else None.
         """
-        return _read(self._calls[-1][2], self.name) if finder.is_pruned(places) else None
+        is_pruned = self._is_unread or finder.is_pruned(places)
+        return _read(self._calls[-1][2], self.name) if is_pruned else None
 
     @property
     def nodes(self) -> list[lineage.Node]:
@@ -277,6 +288,13 @@ class BatchEvidence:
         with self._lock:
             return self._evidence.setdefault(key, SinkEvidence(name, self._note_store))
 
+    def returned_sinks(self, name: str, steps: tuple[str, ...]) -> list[SinkEvidence]:
+        """Return the evidence of the sinks with this name that have taken the rows of the ``steps`` (tags), and have
+        returned."""
+        with self._lock:
+            found = list(self._evidence.values())
+        return [each for each in found if (each.name, each.steps) == (name, steps) and each.error is None]
+
     def share(self, key: object, evidence: SinkEvidence, other: BatchEvidence) -> None:
         """Use the ``evidence`` of the ``other`` batch, because rows of both batches reach that sink."""
         self.is_shared = other.is_shared = True
@@ -289,10 +307,24 @@ class BatchEvidence:
         Returns whether to cache it, because such rows were evaluated more than once. Raises :class:`NotHeld`.
         """
         if not self.held:
-            raise NotHeld("ack()")
+            raise self.not_held("ack()")
         with self._lock:
             self._acked_frames.append(acked)
         return self.once.must_cache(*ACK_COLUMN)
+
+    def not_held(self, what: str) -> NotHeld:
+        """Return the error that ``what`` needs rows that are held."""
+        return NotHeld(what, "leave held=False out of the source, or end them with hand_on")
+
+    @property
+    def hand_on_problem(self) -> str:
+        """Why the rows cannot be handed on to the job that reads a topic; "" if they can."""
+        if not self.held:
+            return ""
+        return (
+            "the batch is held, and what is handed on is not done when its batch is settled: give the source held=False"
+            " and message_timeout_s"
+        )
 
     def check_rows(self, df: DataFrame, taker: str) -> None:
         """Check whether ``taker``, which the plan guard does not see, may take the rows of ``df``. Rows that are held

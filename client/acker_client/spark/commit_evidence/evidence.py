@@ -42,7 +42,8 @@ class Action:
     collect), or only looks; ``is_whole``: whether it is known to read every row; ``is_doubtful``: it may have stopped
     before the end of its rows for another reason than a limit in the plan; ``began_ms``, ``ended_ms``: Unix time,
     ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the full
-    traceback of the failure, if it is known.
+    traceback of the failure, if it is known; ``reads_none``: it delivered no rows, because Spark knew without running
+    anything that there are none, so no task has read the sink's rows for it.
     """
 
     did: str
@@ -54,6 +55,7 @@ class Action:
     target: Target = Target()
     traceback: str = ""
     is_doubtful: bool = False
+    reads_none: bool = False
 
     @property
     def succeeded(self) -> bool:
@@ -188,6 +190,11 @@ def judge(
     remedy = "If they are delivered all the same, say so after the sink: batch.done()"
     if not has_sink:
         remedy = "Write them, or call batch.done()"
+    elif not actions:
+        remedy = (
+            "batch.done() does not cover rows that nothing has read. If there is nothing to write, which Spark may know"
+            " from the plan alone, read all of them in the sink: rows.write.format('noop').mode('append').save()"
+        )
     return Undelivered(f"no write of {subject}'s rows succeeded: it {_deeds(actions)}. {remedy}")
 
 

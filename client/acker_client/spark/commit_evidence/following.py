@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, G
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.merge import MergeIntoWriter
 
+from acker_client.spark import compat
 from acker_client.spark.commit_evidence import turns
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.witness import LOOKS, Trail, Witness, digest, frame_step, names_step, now_ms
@@ -36,6 +37,8 @@ _HANDS_ON = _COLLECTS | {
     "foreach", "foreachPartition", "saveAsTextFile", "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset",
     "saveAsNewAPIHadoopFile", "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
 }  # fmt: skip
+# Actions of frames that hand all rows to the driver.
+_COLLECTS_FRAMES = frozenset({"collect", "toArrow", "toPandas"})
 # RDD methods that make one row from several rows, or make one RDD from several RDDs and drop some rows.
 _GROUPS = frozenset({
     "aggregateByKey", "cogroup", "combineByKey", "distinct", "foldByKey", "groupBy", "groupByKey", "groupWith",
@@ -81,6 +84,22 @@ class FollowedFrame(_Followed, ClassicFrame):
     @cached_property
     def rdd(self) -> RDD[Any]:
         return self._rows(super().rdd, "rdd")
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        call = super()._called(method, name)
+        if name not in _COLLECTS_FRAMES:
+            return call
+
+        @wraps(method)
+        def collect(*args: Any, **kwargs: Any) -> Any:
+            began_ms, trail = now_ms(), self._trail
+            with trail.witness.calling(name) as is_users:
+                value = call(*args, **kwargs)
+            if is_users:
+                trail.witness.record_return(self, "collected them", began_ms, Target.unlike(name), trail, collects=True)
+            return value
+
+        return collect
 
     def toJSON(self, use_unicode: bool = True) -> Any:
         made: Any = super().toJSON(use_unicode)
@@ -237,10 +256,12 @@ class _FollowedWrites(_Followed):
                 turns.turn(self._place(name, args, kwargs), trail.witness.waits),
                 trail.witness.delivering(df.sparkSession.sparkContext, target),
             ):
-                return method(*args, **kwargs)
+                value = method(*args, **kwargs)
         except Exception as error:
             trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
             raise
+        trail.witness.record_return(df, "wrote them", began_ms, target, trail)
+        return value
 
     def _place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the place into which a call writes; "" if it is neither a path nor a table of a catalog."""
@@ -437,7 +458,7 @@ def remade(kind: type, value: Any, **attributes: Any) -> Any:
 
 def analyzed(df: DataFrame) -> str:
     """Return the analysed plan of a frame, as text."""
-    return str(df._jdf.queryExecution().analyzed().treeString())
+    return compat.plan_text(df._jdf.queryExecution().analyzed())
 
 
 def _over_batches(function: Any, witness: Witness) -> Any:

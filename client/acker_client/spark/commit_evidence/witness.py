@@ -38,6 +38,9 @@ LOOKS = {
 }  # fmt: skip
 # The nodes of limits in an analysed plan.
 _LIMITS = re.compile(r"\b(GlobalLimit|LocalLimit|Offset|Tail)\b")
+_LIMITS_OR_GROUPS = re.compile(
+    rf"{_LIMITS.pattern}|\b(Aggregate|Distinct|Deduplicate\w*|Intersect|Except|FlatMap(Co)?Groups\w*)\b"
+)
 # PySpark's errors for a look at an RDD without rows.
 _FOUND_NONE = ("RDD is empty", "Can not reduce() empty RDD")
 
@@ -59,6 +62,8 @@ class Witness:
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
         self._seen: list[tuple[Action, Trail]] = []
+        # Deliveries of frames by calls that have returned. Usually Spark's stores show them.
+        self._returned: list[tuple[DataFrame, Action, Trail, re.Pattern[str]]] = []
         self._running: list[Action] = []
 
     def actions(self, cut: Collection[str]) -> list[Action]:
@@ -110,7 +115,29 @@ class Witness:
     def record(self, action: Action, trail: Trail) -> None:
         """Record an action on the rows that ``trail`` leads to."""
         with self._lock:
-            self._seen.append((action, trail))
+            self._seen.append((replace(action, reads_none=True) if trail.is_empty else action, trail))
+
+    def record_return(
+        self, df: DataFrame, did: str, began_ms: float, target: Target, trail: Trail, *, collects: bool = False
+    ) -> None:
+        """Record that a call has returned that delivers ``df``, to which ``trail`` leads. ``collects``: it hands the
+        rows to the driver, which is a look if they are aggregated."""
+        action = Action(did, True, True, began_ms, now_ms(), "", target, reads_none=True)
+        with self._lock:
+            self._returned.append((df, action, trail, _LIMITS_OR_GROUPS if collects else _LIMITS))
+
+    def deliveries_of_none(self, cut: Collection[str]) -> list[Action]:
+        """Return the deliveries of frames of which Spark knew, without running anything, that they have no rows.
+
+        Spark plans such a delivery without the sink's rows, so its stores do not show that these were delivered.
+        """
+        with self._lock:
+            returned = list(self._returned)
+        return [
+            _partial(action, trail, cut) if trail.is_cut(cut) else action
+            for df, action, trail, excluded in returned
+            if _is_empty(df, excluded)
+        ]
 
     def record_failure(
         self, did: str, began_ms: float, error: Exception, trail: Trail, target: Target, *, delivers: bool = True
@@ -192,7 +219,8 @@ class Trail:
 
     ``unread``: the step that may have left rows unread ("": none). ``is_limited``: only limits in the plan leave rows
     unread. ``functions``: the watched functions that the rows went through. ``aggregates``: an aggregate is among the
-    steps. ``steps``: the steps that made an RDD, each as a key that is equal for equal rows.
+    steps. ``steps``: the steps that made an RDD, each as a key that is equal for equal rows. ``is_empty``: Spark knows
+    without running anything that there are no rows.
     """
 
     witness: Witness
@@ -201,14 +229,15 @@ class Trail:
     functions: frozenset[str] = frozenset()
     aggregates: bool = False
     steps: tuple[Hashable, ...] = ()
+    is_empty: bool = False
 
     def through(self, df: DataFrame) -> Trail:
         """Return the trail of ``df``, from the plan that Spark has made for it."""
         graph = Graph.of(df)
         paths = graph.paths_from_nodes("Scan ExistingRDD") if self.steps else graph.paths_from(self.witness.places)
         if not paths:
-            if _is_filtered_empty(df):
-                return self
+            if _is_empty(df, _LIMITS):
+                return replace(self, is_empty=True)
             return self if self.unread else self.leaving_unread("made a frame of them that does not show them")
         cut = next((f"read a part ({path.cut or path.unproven})" for path in paths if path.is_cut(())), "")
         is_whole = any(not path.is_cut(()) for path in paths)
@@ -243,6 +272,7 @@ class Trail:
             functions=frozenset().union(*(trail.functions for trail in trails)),
             aggregates=any(trail.aggregates for trail in trails),
             steps=tuple(step for trail in trails for step in trail.steps),
+            is_empty=all(trail.is_empty for trail in trails),
         )
 
     def target(self, place: str, *what: Hashable) -> Target:
@@ -255,13 +285,13 @@ class Trail:
         return bool(self.unread) or not self.functions.isdisjoint(cut)
 
 
-def _is_filtered_empty(df: DataFrame) -> bool:
-    """Whether Spark knows without running anything that a frame has no rows, and not because of a limit. A sink may
-    filter all its rows away."""
+def _is_empty(df: DataFrame, excluded: re.Pattern[str]) -> bool:
+    """Whether Spark knows without running anything that a frame has no rows, and its plan has no node that is
+    ``excluded``. A sink may filter all its rows away."""
     execution: Any = df._jdf.queryExecution()
     most = execution.optimizedPlan().maxRows()
     is_empty = bool(most.isDefined()) and int(most.get()) == 0
-    return is_empty and not _LIMITS.search(str(execution.analyzed().treeString()))
+    return is_empty and not excluded.search(str(execution.analyzed().treeString()))
 
 
 def frame_step(df: DataFrame) -> tuple[str, int, tuple[str, ...]]:

@@ -26,6 +26,7 @@ AGAIN = "acker_again_"
 # Prefix of the tag of a followed RDD's jobs. The client observes their end at the calls that begin them.
 JOB_TAG = "acker-"
 
+TAG_CHARS = 12
 FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12})$", re.DOTALL)
 
 
@@ -89,7 +90,7 @@ _joins: set[str] = set()
 
 def new_tag() -> str:
     """Draw the 12 hex digits that name one applied step."""
-    return secrets.token_hex(6)
+    return secrets.token_hex(TAG_CHARS // 2)
 
 
 def function_name(kind: str, name: str, tag: str) -> str:

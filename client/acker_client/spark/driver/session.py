@@ -95,16 +95,19 @@ DAEMON = "acker_client.spark.daemon"
 JAVA_MIN = 17
 
 _handed_down = threading.local()
+# Held while settings are handed down or taken back, because two threads may do so for one thread.
+_handing = threading.RLock()
 
 
 class SessionError(AckerError):
     """The Spark session, or something it needs, is missing or wrong. The message says what to set or install."""
 
 
-def settings_of(spark: SparkSession) -> Settings:
+def settings_of(spark: SparkSession, guess: Callable[[], Settings | None] = lambda: None) -> Settings:
     """Return how tasks of ``spark`` reach the acker. If no server is named, start one for the application.
 
-    Raises :class:`SessionError` that says what to set."""
+    ``guess``: called if no server is named; what it returns is taken before a server is started. Raises
+    :class:`SessionError` that says what to set."""
     conf = _check(spark)
     context = spark.sparkContext
     local = context.getLocalProperty
@@ -118,7 +121,7 @@ def settings_of(spark: SparkSession) -> Settings:
         # the thread's batch is tracked says nothing about other batches.
         found = _settings(lambda key: None if key == TRACKS else _read_handed_down(local, key))
     try:
-        found = found or _settings(get, lambda: embedded.reach(context))
+        found = found or guess() or _settings(get, lambda: embedded.reach(context))
     except embedded.NotStarted as error:
         raise SessionError(
             f"{error}. Or name a server: set {SERVERS} on the session (.config('{SERVERS}', 'localhost:7070')) or"
@@ -137,14 +140,14 @@ def _redact(context: SparkContext) -> None:
             context._conf.set(key, "")
 
 
-def settings_in_batch(spark: SparkSession) -> Settings:
+def settings_in_batch(spark: SparkSession, guess: Callable[[], Settings | None] = lambda: None) -> Settings:
     """Return the settings of the batch that this thread works on; outside of a batch those of the session. A source may
-    have turned tracking off for itself alone."""
+    have turned tracking off for itself alone. ``guess``: as for :func:`settings_of`."""
     check_session(spark)
     if spark.sparkContext.getLocalProperty(TASK_TRACKING) == "false":
         _check(spark)
         return NO_TRACKING
-    return settings_of(spark)
+    return settings_of(spark, guess)
 
 
 def settings_of_batch(spark: SparkSession, pins: Pins) -> Settings:
@@ -218,14 +221,19 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own settings, and
     only to jobs of frames.
 
-    Returns a function that undoes this, to be called in the same thread; in another thread, the properties of both
-    threads stay. One batch may be processed within another, whose settings then apply again. After the last batch only
-    what is about this batch is removed. Raises :class:`SessionError` if only one of two such batches is tracked,
-    because their tasks could not tell them apart.
+    Returns a function that undoes this for the jobs of this thread. Any thread may call it. One batch may be processed
+    within another, whose settings then apply again. After the last batch only what is about this batch is removed.
+    Raises :class:`SessionError` if only one of two such batches is tracked, because their tasks could not tell them
+    apart.
     """
-    context = spark.sparkContext
-    stack = _stack_of(context)
-    local = Stores(spark).local_properties()
+    with _handing:
+        return _hand_down(spark, settings)
+
+
+def _hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
+    context, stores = spark.sparkContext, Stores(spark)
+    stack, properties = _stack_of(context), stores.local_properties()
+    local: Mapping[str, str] = stores.read_short(properties)
     values = {
         TASK_TRACKING: "true" if settings.tracking else "false",
         SERVERS: ",".join(settings.servers),
@@ -254,13 +262,17 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     _set(context, {key: value for key, value in values.items() if local.get(key) != value})
 
     def take_back() -> None:
-        # By identity: two batches may have equal settings.
-        mine = next((index for index, each in enumerate(stack) if each is values), None)
-        if mine is None:
-            return
-        del stack[mine]
-        if not is_stopped(context) and _stack_of(context) is stack:
-            _set(context, stack[-1] if stack else {PINS: None, TASK_TRACKING: None})
+        with _handing:
+            # By identity: two batches may have equal settings.
+            mine = next((index for index, each in enumerate(stack) if each is values), None)
+            if mine is None:
+                return
+            del stack[mine]
+            if is_stopped(context):
+                return
+            # Not those of the thread that calls this, which may work on another batch.
+            for key, value in (stack[-1] if stack else {PINS: None, TASK_TRACKING: None}).items():
+                properties.remove(key) if value is None else properties.setProperty(key, value)
 
     return take_back
 

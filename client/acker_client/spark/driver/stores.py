@@ -79,7 +79,7 @@ class Stores:
         self._context.mapper.writeValue(self._context.gzip(packed), java)
         return json.loads(gzip.decompress(packed.toByteArray()))
 
-    def _read_short(self, java: Any) -> Any:
+    def read_short(self, java: Any) -> Any:
         """Return an object of the JVM whose JSON is short, in one call."""
         return json.loads(self._context.mapper.writeValueAsString(java))
 
@@ -97,10 +97,10 @@ class Stores:
         """The settings of the SparkContext; ``get(key, default)`` asks the JVM."""
         return self._context.settings
 
-    def local_properties(self) -> Mapping[str, str]:
-        """Return the properties that Spark gives to the jobs of this thread."""
-        found: Mapping[str, str] = self._read_short(self._context.scala.getLocalProperties())
-        return found
+    def local_properties(self) -> Any:
+        """Return the properties that Spark gives to the jobs of this thread, as an object of the JVM. Changes of it
+        count for these jobs, in whatever thread they are made."""
+        return self._context.scala.getLocalProperties()
 
     def executions(self, after: int = -1, *, most: int | None = None) -> list[Record]:
         """Return the executions whose id is over ``after``, or the newest ``most`` of them, oldest first."""
@@ -133,7 +133,7 @@ class Stores:
         """Return the jobs whose id is over ``after``, or the newest ``most`` of them, newest first."""
         listed, count = self._context.core.jobsList(None), JOBS_FIRST if most is None else most
         while True:
-            found: list[Record] = (self._read_short if count == 1 else self.read)(listed.take(count))
+            found: list[Record] = (self.read_short if count == 1 else self.read)(listed.take(count))
             if len(found) < count or most is not None or int(found[-1]["jobId"]) <= after:
                 return [each for each in found if int(each["jobId"]) > after]
             count *= 4

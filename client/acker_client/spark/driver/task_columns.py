@@ -1,14 +1,17 @@
 """Task columns: columns that a function computes in tasks, batch by batch, and that report at the end of a task.
 
 They are iterator UDFs, because only an iterator UDF sees the end of a task. Decides how such a column is recognized in
-a plan, and to which servers its report goes.
+a plan, and to which servers its report goes. These servers are fixed when the column is made, because Spark pickles its
+function then. Where nothing names them, they are a guess, which is checked when a frame gets the column.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import Column, SparkSession
@@ -18,11 +21,29 @@ from pyspark.sql.types import DataType
 from acker_client.settings import Settings
 from acker_client.spark import compat
 from acker_client.spark.anchoring.tally import Report
-from acker_client.spark.driver.lineage import ACK, new_tag
-from acker_client.spark.driver.session import SessionError, pins_here, settings_in_batch
+from acker_client.spark.driver.lineage import ACK, TAG_CHARS, new_tag
+from acker_client.spark.driver.session import SERVERS, SessionError, pins_here, settings_in_batch
 from acker_client.spark.worker.chain import Sender
 
 Run = Callable[[Iterator[Any]], Iterator[Any]]
+
+# The driver remembers so many columns whose servers nothing named. It forgets the oldest one.
+_GUESSED_MAX = 10_000
+
+
+class TrackedRows(Protocol):
+    """The part of a batch that says where its rows are tracked. ``is_released``: its rows are all done."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def is_released(self) -> bool: ...
+
+
+_lock = threading.Lock()
+# By the name of the column's function: the servers to which it reports.
+_guessed: dict[str, tuple[str, ...]] = {}
+_plain_frames: weakref.WeakSet[TrackedRows] = weakref.WeakSet()
 
 # Column types by the number of tracking columns: packed anchors have one, thin anchors two, mixed frames all three.
 _TYPES: dict[int, tuple[pa.DataType, ...]] = {
@@ -39,26 +60,73 @@ def task_column(
     given: Sequence[str | Column],
     anchors: Sequence[str | Column],
     types: Sequence[pa.DataType | None] = (),
+    *,
+    guessed: Sequence[str] = (),
 ) -> Column:
     """Return a column that ``run`` computes from all batches of the columns ``given`` and ``anchors`` in a task.
 
-    ``types``: the Arrow types of ``given`` where pandas has to hand them over, None for any type.
+    ``types``: the Arrow types of ``given`` where pandas has to hand them over, None for any type. ``guessed``: the
+    servers to which the column reports, if nothing named them.
     """
     if len(anchors) not in _TYPES:
         raise ValueError(f"{name}: {len(anchors)} tracking columns; give _root and _edge, _anchors, or all three")
     run.__name__ = f"{ACK}{name}_{new_tag()}"
+    if guessed:
+        with _lock:
+            _guessed[run.__name__] = tuple(guessed)
+            if len(_guessed) > _GUESSED_MAX:
+                del _guessed[next(iter(_guessed))]
     columns = [F.col(column) if isinstance(column, str) else column for column in (*given, *anchors)]
     known = types or [None] * len(given)
     return compat.iterator_column(run, returns, [*known, *_TYPES[len(anchors)]], columns)
 
 
-def settings_of_columns(name: str) -> Settings:
-    """Return how tasks of the columns that are made now reach the acker. ``name``: the function that makes them."""
+def settings_of_columns(name: str) -> tuple[Settings, Sequence[str]]:
+    """Return how tasks of the columns that are made now reach the acker, and for :func:`task_column` the servers if
+    nothing named them. ``name``: the function that makes the columns."""
     # Other threads have no active session. They use the application's default session.
     spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if spark is None:
         raise SessionError(f"there is no SparkSession yet: build it before you use {name}()")
-    return settings_in_batch(spark)
+    is_guess = False
+
+    def guess() -> Settings | None:
+        nonlocal is_guess
+        is_guess = True
+        return _settings_of_frames()
+
+    settings = settings_in_batch(spark, guess)
+    return settings, settings.servers if is_guess else ()
+
+
+def note_plain_frame(batch: TrackedRows) -> None:
+    """Note where the rows of a plain source's frame are tracked, as long as ``batch`` lives. A thread to which nothing
+    was handed down takes these servers for its columns."""
+    with _lock:
+        _plain_frames.add(batch)
+
+
+def check_servers(function: str, servers: Sequence[str]) -> None:
+    """Raise :class:`SessionError` if a column with this ``function`` reports to other servers than ``servers``, which
+    track the rows that it is for."""
+    with _lock:
+        guessed = _guessed.get(function, ())
+    if guessed and set(guessed).isdisjoint(servers):
+        raise SessionError(
+            f"{function[len(ACK) : -TAG_CHARS - 1]}: where this column was made, nothing named the servers of its rows,"
+            f" which are {', '.join(servers)}: make the column after frame() or the start of the batch, in the same"
+            f" thread or in an InheritableThread; or set {SERVERS} on the session"
+        )
+
+
+def _settings_of_frames() -> Settings | None:
+    """Return how the frames of plain sources are tracked; None if there are none, or if their servers differ. Frames
+    whose rows are all done count only if there are no others."""
+    with _lock:
+        frames = [(batch.is_released, batch.settings) for batch in _plain_frames]
+    pending = {settings.servers: settings for is_released, settings in frames if not is_released}
+    found = pending or {settings.servers: settings for _, settings in frames}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def send_report(report: Report, settings: Settings, refusal: str = "") -> None:

@@ -28,9 +28,10 @@ from acker_client.spark.anchoring.derive import batch_of
 from acker_client.spark.anchoring.pages import PARTITION_SHIFT, OtherRows, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.commit_evidence.acked import Acked
-from acker_client.spark.commit_evidence.batch import BatchEvidence
+from acker_client.spark.commit_evidence.batch import BatchEvidence, NotHeld
 from acker_client.spark.driver.persisted import Persisted, refuse
 from acker_client.spark.driver.session import PINS, TASK_TRACKING, TRACKS, SessionError, check_packages, hand_down
+from acker_client.spark.driver.task_columns import note_plain_frame
 from acker_client.spark.operators.emit import READ, initial_edges
 from acker_client.spark.operators.read import planned
 from acker_client.spark.operators.read_frame import checked_rows, refuse_columns, rows_of_persisted
@@ -39,6 +40,11 @@ from acker_client.spark.worker.chain import Chain
 from acker_protocol.ids import Column, edge0_column, mix64_column, unmix64_column
 
 log = logging.getLogger("acker.spark")
+
+_INSTEAD = (
+    "To ack them as soon as a function has worked on them, write them in an @acker_udf, or in foreachPartition with a"
+    " Collector. To ack them once Spark has written them, read them with acker_client.source, as Frame(df, name=...)"
+)
 
 
 def frame_of_source(source: OpenSource, df: Any, message_id: str | Sequence[str] | None) -> DataFrame:
@@ -110,11 +116,19 @@ class EmittedRows(BatchEvidence):
 
     def __init__(self, settings: Settings, spark: SparkSession) -> None:
         super().__init__(settings, spark, held=False)
+        note_plain_frame(self)
 
     def begin_work(self, spark: SparkSession, description: str) -> None:
         # Neither a job tag nor a description: the jobs are the program's own, in threads that this source cannot
         # restore, and nothing cancels them.
         self._take_back = (hand_down(spark, self.settings),)
+
+    def not_held(self, what: str) -> NotHeld:
+        return NotHeld(what, f"a plain source has emitted them. {_INSTEAD}")
+
+    @property
+    def hand_on_problem(self) -> str:
+        return f"a plain source has emitted these rows, and its servers are not known behind a topic. {_INSTEAD}"
 
     def check_rows(self, df: DataFrame, taker: str) -> None:
         plan.inspect(df, taker)

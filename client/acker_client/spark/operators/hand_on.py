@@ -63,11 +63,9 @@ class HandOn(Sink[[], None]):
         super().__call__(df)
 
     def _check_batches(self, batches: Sequence[Any]) -> None:
-        if any(batch.held for batch in batches):
-            raise plan.Refused(
-                f"{self.name}: the batch is held, and what is handed on is not done when its batch is settled: give the"
-                " source held=False and message_timeout_s"
-            )
+        for batch in batches:
+            if batch.hand_on_problem:
+                raise plan.Refused(f"{self.name}: {batch.hand_on_problem}")
 
     def _step(self, pins: Pins) -> Step:
         return HandOnStep(self.name, self._messages, self._key, self._value, pins)

@@ -19,7 +19,7 @@ from acker_client.clean_up import CleanUp
 from acker_client.pins import Pins
 from acker_client.spark.anchoring.anchors import Rows
 from acker_client.spark.anchoring.tally import Tally
-from acker_client.spark.commit_evidence.batch import NotHeld, job_tag_of
+from acker_client.spark.commit_evidence.batch import job_tag_of
 from acker_client.spark.commit_evidence.following import follow
 from acker_client.spark.commit_evidence.others import followed_too
 from acker_client.spark.commit_evidence.statements import watched
@@ -63,14 +63,20 @@ class Sink(Generic[Args, Value]):
         plan.refuse_other_frames(df, f"sink {self.name!r}")
         own = fusing.applied_to(df)
         self._keep_cached(df, own)
-        upstream = plan.guard(df, self.name, kind="sink")
+        upstream = plan.inspect(df, f"sink {self.name!r}")
+        # Before the rows are marked, so that something else can take them if the sink is refused.
+        self._check_batches(upstream.batches)
+        upstream = plan.mark_consumed(df, upstream, self.name, kind="sink")
         applied = fusing.arriving(df, upstream) if own is None or df.is_cached else own
-        self._check_batches(applied.batches)
         chain = applied.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
         # Only the same sink with the same arguments on the same rows may make up for an earlier failure.
         key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._identity, *args, kwargs), df)
+        for other in batches[0].returned_sinks(self.name, key.over[1:]):
+            if not plan.splits_alike(df, other.frame, upstream.partitioning, other.partitioning):
+                plan.refuse_other_partitioning(df, f"sink {self.name!r}", other.nodes)
         evidence = batches[0].evidence_of(key, self.name)
+        evidence.steps, evidence.frame, evidence.partitioning = key.over[1:], df, upstream.partitioning
         for batch in batches[1:]:
             batch.share(key, evidence, batches[0])
         rows, node = evidence.planned(
@@ -95,9 +101,10 @@ class Sink(Generic[Args, Value]):
         return f"<sink {self.name!r}>"
 
     def _check_batches(self, batches: Sequence[Any]) -> None:
-        """Raise :class:`NotHeld` if one of the batches is not held."""
-        if any(not batch.held for batch in batches):
-            raise NotHeld(f"sink {self.name!r}")
+        """Raise ``NotHeld`` if one of the batches is not held."""
+        for batch in batches:
+            if not batch.held:
+                raise batch.not_held(f"sink {self.name!r}")
 
     def _step(self, pins: Pins) -> Step:
         """Return the step that tasks of this sink run. ``pins``: the servers on which the rows' roots are placed."""

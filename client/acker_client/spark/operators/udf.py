@@ -15,6 +15,7 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from acker_client.spark import compat
 from acker_client.spark.anchoring.anchors import EDGE, ROOT, THIN, reserved
+from acker_client.spark.driver.session import is_tracked_here
 from acker_client.spark.driver.task_columns import send_report, settings_of_columns, task_column
 from acker_client.spark.operators.declared import OnError, check_on_error, checked_name
 from acker_client.spark.operators.udf_task import Kind, Udf, UdfTask
@@ -59,14 +60,16 @@ class AckerUdf:
         udf = Udf(
             self.name, self.function, self._kind, self._is_iterator, fields, is_single, self._emits, self._on_error
         )
-        settings, width = settings_of_columns(self.name), len(anchors)
+        (settings, guessed), width = settings_of_columns(self.name), len(anchors)
 
         def run(batches: Iterator[Any]) -> Iterator[Any]:
-            task = UdfTask(udf, width)
+            # If nothing was handed down, the job may be tracked.
+            task = UdfTask(udf, width, is_tracked=is_tracked_here(settings, is_anchored=True))
             yield from task.run(batches)
             send_report(task.tally.report(), settings)
 
-        return task_column(self.name, run, _result_type(fields, is_single, self._emits), columns, anchors)
+        result = _result_type(fields, is_single, self._emits)
+        return task_column(self.name, run, result, columns, anchors, guessed=guessed)
 
     def __repr__(self) -> str:
         return f"<acker_udf {self.name!r}>"
@@ -86,12 +89,16 @@ def acker_udf(
     ``returns``: the type of a value (``"int"``), or columns (``"sku string, qty int"``), which make a struct. The
     function is called as Spark would call it by its type hints: with pandas Series, with Arrow arrays, with an iterator
     of one of these, and otherwise with the values of one row. If it raises, the rows that cause it fail with the
-    exception as reason, and their result is null; ``on_error="raise"`` fails the task. A row without anchors
-    (its record is untracked, or tracking is off) fails the task as well.
+    exception as reason, and their result is null; ``on_error="raise"`` fails the task. If tracking is off for the
+    source, such a row fails the task as well. A row without anchors in a tracked job fails no record: its result is
+    null, and the worker logs the exception.
 
     The row's tree is done here. With ``emits=True`` the result is a record of its own, anchored to the row: a struct
-    that also has ``_root`` and ``_edge``, for the next step to ack. ``name`` goes into edges and reports. The ack says
-    that the function was called for the row, and nothing about what Spark does with the result.
+    that also has ``_root`` and ``_edge``, for the next step to ack. A row that fails has no such record, and neither
+    has a row for which a function that returns columns returns None: the struct is null. The next function is called
+    for that row, too, with nulls for the record, unless you leave the row out (``where("r is not null")``). ``name``
+    goes into edges and reports. The ack says that the function was called for the row, and nothing about what Spark
+    does with the result.
     """
     if callable(returns):
         raise TypeError('@acker_udf needs the type that the function returns: write @acker_udf("string") above it')

@@ -7,6 +7,7 @@ the batches for which it raised, and these are given to it one half after the ot
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker.returns import OperatorError, checked_columns, columns_of_frame, kind_of
 from acker_client.spark.worker.rows import RowReader, RowWriter, arrow_schema
+
+log = logging.getLogger("acker.spark")
 
 Kind = Literal["row", "arrow", "pandas"]
 Columns = list[Any]
@@ -62,7 +65,7 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class Made:
     """The results of a batch. ``columns``: m results; ``rows``: int64[m], ascending, the rows that they are of. The
-    other rows have failed."""
+    other rows have failed, or their result is null."""
 
     columns: Columns
     rows: Positions
@@ -96,12 +99,14 @@ class _Feed:
 
 
 class UdfTask:
-    """An ``acker_udf`` in one task. ``width``: how many tracking columns a batch has. ``tally``: the edges so far."""
+    """An ``acker_udf`` in one task. ``width``: how many tracking columns a batch has. ``is_tracked``: whether the rows
+    of the job are tracked, apart from single ones. ``tally``: the edges so far."""
 
-    def __init__(self, udf: Udf, width: int) -> None:
+    def __init__(self, udf: Udf, width: int, *, is_tracked: bool) -> None:
         self.tally = Tally(udf.name, finds_copies=True)
         self._udf = udf
         self._width = width
+        self._is_tracked = is_tracked
         self._culprits = Culprits(udf.name, udf.on_error, self.tally)
         self._schema = arrow_schema(udf.fields)
         self._writer = RowWriter(udf.fields)
@@ -113,6 +118,13 @@ class UdfTask:
         made = self._streamed(every) if self._udf.is_iterator else ((given, self._called(given)) for given in every)
         for given, results in made:
             yield self._column(given, results)
+        if self.tally.dropped:
+            log.warning(
+                "%s: %d rows without anchors raised, the first: %s",
+                self._subject,
+                self.tally.dropped,
+                self.tally.dropped_because,
+            )
 
     def _given(self, batch: Any) -> Given:
         columns = list(batch) if isinstance(batch, (tuple, list)) else [batch]
@@ -125,7 +137,7 @@ class UdfTask:
         if self._udf.kind == "row":
             return self._called_by_row(given)
         try:
-            return self._whole(self._call(given), len(given))
+            return self._call(given)
         except OperatorError:
             raise
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
@@ -135,14 +147,14 @@ class UdfTask:
         count = len(given)
         if count == 1 or self._udf.on_error == "raise":
             self._fail_row(given.anchors, 0, error)
-            return self._whole([pa.nulls(0, field.type) for field in self._schema], 0)
+            return Made([pa.nulls(0, field.type) for field in self._schema], np.arange(0))
         parts = [
             (start, self._called(given.slice(start, stop))) for start, stop in ((0, count // 2), (count // 2, count))
         ]
         columns = [pa.concat_arrays(pieces) for pieces in zip(*(made.columns for _, made in parts), strict=True)]
         return Made(columns, np.concatenate([made.rows + start for start, made in parts]))
 
-    def _call(self, given: Given) -> Columns:
+    def _call(self, given: Given) -> Made:
         """Call a function over batches once."""
         arguments = self._arguments(given)
         if not self._udf.is_iterator:
@@ -179,14 +191,16 @@ class UdfTask:
             if not feed.taken:
                 raise OperatorError(f"{self._subject} yielded more often than it took a batch: yield once for each")
             given = feed.taken.popleft()
-            yield given, self._whole(self._checked(result, len(given)), len(given))
+            yield given, self._checked(result, len(given))
 
     def _called_by_row(self, given: Given) -> Made:
         values, rows = list[Any](), list[int]()
         for row, arguments in enumerate(self._rows_of(given)):
             try:
-                values.append(self._row_of(self._udf.function(*arguments)))
-                rows.append(row)
+                value = self._udf.function(*arguments)
+                if value is not None or self._udf.is_single:
+                    values.append(self._row_of(value))
+                    rows.append(row)
             except Exception as error:  # noqa: BLE001  # the user's function may raise anything
                 self._fail_row(given.anchors, row, error)
         try:
@@ -198,14 +212,14 @@ class UdfTask:
         return Made(columns, np.array(rows, np.int64))
 
     def _fail_row(self, anchors: Anchors, row: int, error: Exception) -> None:
-        # Nobody would hear of the failure of a row without anchors: nothing counts it here, unlike in a chain.
-        if not anchors.of(row):
+        # A row without anchors in a job that is tracked may stand for a record that has failed before.
+        if not anchors.of(row) and not self._is_tracked:
             raise error
         self._culprits.fail_row(anchors, row, error)
 
     def _row_of(self, value: Any) -> Any:
         # In a tuple, so that a value that is itself a tuple or a dict is not taken for a row.
-        return (value,) if self._udf.is_single or value is None else value
+        return (value,) if self._udf.is_single else value
 
     def _fits(self, value: Any, anchors: Anchors, row: int) -> bool:
         try:
@@ -228,8 +242,8 @@ class UdfTask:
         ]
         return iter(RowReader(StructType(fields)).rows(batch_of(given.columns, names, len(given))))
 
-    def _checked(self, result: Any, rows: int) -> Columns:
-        """Return the declared columns of a result. Raises :class:`OperatorError`."""
+    def _checked(self, result: Any, rows: int) -> Made:
+        """Return the declared columns of a result for ``rows`` rows. Raises :class:`OperatorError`."""
         if self._udf.kind == "pandas":
             frame = result.to_frame(self._schema.names[0]) if hasattr(result, "to_frame") else result
             columns = columns_of_frame(frame, self._schema, self._subject)
@@ -238,7 +252,12 @@ class UdfTask:
         found = len(columns[0])
         if found != rows:
             raise OperatorError(f"{self._subject} returned {found} results for {rows} rows: return one for each row")
-        return columns
+        if self._udf.is_single or not isinstance(result, (pa.Array, pa.ChunkedArray)) or not result.null_count:
+            return Made(columns, np.arange(rows))
+        is_valid = result.is_valid()
+        return Made(
+            [column.filter(is_valid) for column in columns], np.flatnonzero(is_valid.to_numpy(zero_copy_only=False))
+        )
 
     def _batch_of(self, result: Any) -> Any:
         if isinstance(result, pa.ChunkedArray):
@@ -251,11 +270,8 @@ class UdfTask:
             return pa.RecordBatch.from_arrays([result], names=self._schema.names)
         return pa.RecordBatch.from_struct_array(result)
 
-    def _whole(self, columns: Columns, rows: int) -> Made:
-        return Made(columns, np.arange(rows))
-
     def _column(self, given: Given, made: Made) -> Any:
-        """Count the rows as consumed, and return the column of results; null for rows that have failed."""
+        """Count the rows as consumed, and return the column of results; null for rows without one."""
         count, names = len(given), self._schema.names
         if self._udf.emits:
             parents = Rows(batch_of([], [], count), given.anchors)

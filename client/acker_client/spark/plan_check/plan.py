@@ -20,9 +20,10 @@ from acker_client.spark import compat
 from acker_client.spark.anchoring.anchors import MIXED, PACKED, THIN, TRACKING
 from acker_client.spark.commit_evidence import acked
 from acker_client.spark.commit_evidence.executions import Executions
+from acker_client.spark.commit_evidence.following import analyzed
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.catalyst import each
-from acker_client.spark.driver.lineage import Consumer, Node
+from acker_client.spark.driver.lineage import ACK, Consumer, Node
 from acker_client.spark.plan_check import refusals
 from acker_client.spark.plan_check.refusals import REFUSALS, MovingBoundaries, Refused
 
@@ -39,7 +40,8 @@ class Upstream:
 
     ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may split these rows into tasks
     differently. ``moves``: the boundaries move because of a node between these steps and the consumer. ``repeated``:
-    the same sink has taken these rows before.
+    the same sink has taken these rows before. ``partitioning``: the nodes between these steps and the consumer that
+    split the rows into tasks anew, each as text; equal for equal nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -47,6 +49,7 @@ class Upstream:
     moving_boundaries: bool
     moves: bool = False
     repeated: bool = False
+    partitioning: tuple[str, ...] = ()
 
     @property
     def node(self) -> Node:
@@ -89,7 +92,7 @@ def mark_consumed(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str
     except lineage.Consumed as error:
         raise refusals.second_consumer(taker, error.node) from None
     if upstream.moving_boundaries and taker.repeatable and (repeated or _have_run(df, upstream.nodes)):
-        warnings.warn(refusals.moving_boundaries(taker), stacklevel=4)
+        warnings.warn(refusals.moving_boundaries(taker), stacklevel=3)
     for node in upstream.nodes:
         node.is_moved |= upstream.moves
     return replace(upstream, repeated=repeated)
@@ -104,7 +107,12 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
     walk.run()
     _refuse_doubles(walk.nodes, consumer)
     moving = walk.moving or any(node.moving_boundaries for node in walk.nodes)
-    return Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving)
+    partitioning = tuple(walk.partitioning)
+    upstream = Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving, partitioning=partitioning)
+    # A step's own frame has no ack() column above the step.
+    if acked.step_of(df) is None and _is_acked_at_once(upstream) and ACK in analyzed(df):
+        acked.refuse_acked_edges(df, consumer)
+    return upstream
 
 
 def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
@@ -116,6 +124,26 @@ def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
     _refuse_doubles(nodes, consumer)
     moving = any(upstream.moving_boundaries for upstream in upstreams)
     return Upstream(tuple(nodes), PACKED, moving, any(upstream.moves for upstream in upstreams))
+
+
+def splits_alike(df: DataFrame, other: DataFrame, partitioning: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    """Whether both frames split the rows of the same steps into the same tasks. ``partitioning`` and ``others``: what
+    :func:`inspect` found in them."""
+    return partitioning == others and (not partitioning or _round_robins(df) == _round_robins(other))
+
+
+def refuse_other_partitioning(df: DataFrame, consumer: str, steps: Sequence[Node]) -> None:
+    """Raise :class:`Refused` if the ``steps`` of ``consumer`` have run already, over the rows of ``df`` in other
+    tasks."""
+    if _have_run(df, steps):
+        raise refusals.other_partitioning(consumer)
+
+
+def _round_robins(df: DataFrame) -> list[int]:
+    """Return a hash of each plan whose rows Spark spreads over all tasks. Rows with other columns go to other tasks,
+    and Spark drops columns that nothing needs."""
+    nodes = _subtree(df._jdf.queryExecution().optimizedPlan())
+    return [int(plan.semanticHash()) for plan in nodes if plan.getClass().getSimpleName() == "Repartition"]
 
 
 def is_plain(df: DataFrame) -> bool:
@@ -130,6 +158,11 @@ def refuse_other_frames(df: object, consumer: str) -> None:
         raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
     if compat.is_connect(df):
         raise refusals.connect_frame(consumer)
+
+
+def _is_acked_at_once(upstream: Upstream) -> bool:
+    """Whether an ack of these rows counts as soon as its task has ended, because their batch is not held."""
+    return not all(getattr(batch, "held", True) for batch in upstream.batches)
 
 
 def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
@@ -147,6 +180,7 @@ class _Walk:
         self._definitions: dict[int, Plan] = {}
         self.nodes: list[Node] = []
         self.moving = False
+        self.partitioning: list[str] = []
         self.columns = _columns_of(df, consumer)
 
     def run(self) -> None:
@@ -245,6 +279,10 @@ class _Walk:
         return definition
 
     def _note_boundaries(self, name: str, plan: Plan) -> None:
+        if name == "Repartition":
+            self.partitioning.append(f"{plan.numPartitions()} {plan.shuffle()}")
+        elif name == "RepartitionByExpression":
+            self.partitioning.append(f"{plan.optNumPartitions()} {plan.partitionExpressions()}")
         if not self.moving and _may_move(name, plan) and not self._is_cached(plan):
             self.moving = True
 

@@ -208,6 +208,15 @@ def second_consumer(taker: Consumer, node: Node) -> Refused:
     )
 
 
+def other_partitioning(consumer: str) -> Refused:
+    return _refused(
+        consumer,
+        "it has taken the same rows before in other partitions. Each task reports the rows that it has read, so the"
+        " reports of the two calls would not match, and every record would be replayed. Repartition inside of the sink,"
+        " give both calls one repartitioned frame, or make copies: first, second = acker_client.spark.branch(df, 2).",
+    )
+
+
 def moving_boundaries(taker: Consumer) -> MovingBoundaries:
     return MovingBoundaries(
         f"{taker} takes a frame a second time whose task boundaries may move between evaluations (orderBy,"

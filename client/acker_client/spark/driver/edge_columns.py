@@ -1,0 +1,252 @@
+"""Edge columns: which edges the columns of a frame hold, and which edges the ``ack()`` functions in its plan consume.
+
+Reads each column's expressions in Spark's analysed plan, down to the step or the function that made the edge. So it
+makes no difference under which names the edges pass. A column that is computed from an edge in any other way than by an
+``ack()`` function counts as holding the edge, and a column of an unknown kind counts as holding any edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+
+from acker_client.spark.anchoring.anchors import ANCHORS, EDGE
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.catalyst import SparkExpression, Unknown, each, tree_of
+from acker_client.spark.driver.lineage import ACK, AGAIN, READS
+
+# py4j gives Java objects no type that a checker could use.
+Plan = Any
+
+_STEPS = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
+
+
+class Origin(NamedTuple):
+    """What made an edge. ``function``: the name of a step or an ``ack()`` function; "" if it may be any. ``column``:
+    the step's column. ``position``: that in the array of edges that the function made, from 0; -1 if it may be any."""
+
+    function: str
+    column: str = ""
+    position: int = -1
+
+    def may_meet(self, other: Origin) -> bool:
+        """Whether one edge may have both origins."""
+        if not self.function or not other.function:
+            return True
+        is_same = (self.function, self.column) == (other.function, other.column)
+        return is_same and (self.position == other.position or -1 in (self.position, other.position))
+
+
+Origins = frozenset[Origin]
+NONE: Origins = frozenset()
+ANY: Origins = frozenset({Origin("")})
+
+
+@dataclass(frozen=True, slots=True)
+class _Struct:
+    """The content of a struct, by the positions of its fields."""
+
+    fields: tuple[_Content, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """The content of an array. ``element``: that of any element. ``function``: the function that made the array of
+    edges; "" for other arrays."""
+
+    element: _Content
+    function: str = ""
+
+
+# The edges in a value: those anywhere in it, or those of its parts.
+_Content = Origins | _Struct | _Array
+
+
+def may_meet(some: Origins, others: Origins) -> bool:
+    """Whether one edge may be among both."""
+    return any(origin.may_meet(other) for origin in some for other in others)
+
+
+@dataclass(frozen=True, slots=True)
+class AckCall:
+    """A call of an ``ack()`` function. ``consumed``: the edges that it acks."""
+
+    function: str
+    consumed: Origins
+
+
+class EdgeColumns:
+    """The edges in the columns of ``df``, and the calls of ``ack()`` functions in its plan. Raises one of
+    ``catalyst.UNREADABLE`` if the plan cannot be read."""
+
+    def __init__(self, df: DataFrame) -> None:
+        jvm: Any = df.sparkSession._jvm
+        self._expressions = jvm.org.apache.spark.sql.catalyst.expressions
+        self._contents: dict[int, _Content] = {}
+        self._definitions: dict[int, Sequence[int]] = {}
+        self.calls: list[AckCall] = []
+        plan = df._jdf.queryExecution().analyzed()
+        self._read(plan)
+        self._output = self._ids(plan.output())
+
+    @cached_property
+    def held(self) -> Origins:
+        """The edges that any column of the frame holds."""
+        return _origins(self._content(number) for number in self._output)
+
+    def _content(self, number: int) -> _Content:
+        return self._contents.get(number, ANY)
+
+    def _read(self, plan: Plan) -> None:
+        """Note the contents of all columns in a plan, and the calls in it."""
+        name = plan.getClass().getSimpleName()
+        if name in _STEPS and _is_step(plan.functionExpr().name()):
+            self._read_step(plan)
+            return
+        for child in each(plan.children()):
+            self._read(child)
+        if name == "Generate":
+            self._read_generate(plan)
+        elif name == "Union":
+            legs = [self._ids(child.output()) for child in each(plan.children())]
+            columns = [_origins(map(self._content, numbers)) for numbers in zip(*legs, strict=True)]
+            self._contents.update(zip(self._ids(plan.output()), columns, strict=True))
+        elif name == "CTERelationDef":
+            self._definitions[int(plan.id())] = self._ids(plan.child().output())
+        elif name == "CTERelationRef":
+            below = self._definitions.get(int(plan.cteId()))
+            if below is not None:
+                contents = map(self._content, below)
+                self._contents.update(zip(self._ids(plan.output()), contents, strict=True))
+        else:
+            for expression in self._trees(plan.expressions()):
+                self._evaluate(expression)
+            if not plan.children().size():
+                self._contents.update(dict.fromkeys(self._ids(plan.output()), NONE))
+
+    def _read_step(self, plan: Plan) -> None:
+        function = str(plan.functionExpr().name())
+        for attribute in self._trees(plan.output()):
+            column = attribute.fields["name"]
+            origins = frozenset({Origin(function, column)}) if column in (EDGE, ANCHORS) else NONE
+            self._contents[_id_of(attribute)] = origins
+
+    def _read_generate(self, plan: Plan) -> None:
+        """Note the contents of the columns that an explode or another generator makes."""
+        generator, made = tree_of(plan.generator()), self._ids(plan.generatorOutput())
+        contents = [self._evaluate(child) for child in generator.children]
+        parts: Sequence[_Content] = ()
+        if len(contents) == 1:
+            element = contents[0].element if isinstance(contents[0], _Array) else contents[0]
+            if generator.name == "Explode":
+                parts = (element,)
+            elif generator.name == "PosExplode":
+                parts = (NONE, element)
+            elif generator.name == "Inline" and isinstance(element, _Struct):
+                parts = element.fields
+        if len(parts) != len(made):
+            parts = [_origins(contents)] * len(made)
+        self._contents.update(zip(made, parts, strict=True))
+
+    def _evaluate(self, expression: SparkExpression) -> _Content:
+        """Return what a value of this expression holds. Notes the calls in it, and the columns that it names."""
+        name, fields = expression.name, expression.fields
+        if name == "AttributeReference":
+            return self._content(_id_of(expression))
+        if name.endswith(("Subquery", "ListQuery", "Exists")):
+            return ANY
+        contents = [self._evaluate(child) for child in expression.children]
+        if name == "PythonUDF" and fields["name"].startswith(ACK):
+            return self._call(fields, contents)
+        content = _content_of(expression, contents)
+        if name == "Alias":
+            self._contents[_id_of(expression)] = content
+        return content
+
+    def _call(self, fields: dict[str, Any], arguments: Sequence[_Content]) -> _Content:
+        """Note the call of an ``ack()`` function, and return what its result holds."""
+        # The last argument is the edge or the packed anchors. A row with both forms has its edge before.
+        function, consumed = fields["name"], _origins(arguments[-1:])
+        if any(origin.column == ANCHORS or not origin.function for origin in consumed):
+            consumed |= _origins(arguments[-2:])
+        self.calls.append(AckCall(function, consumed))
+        kind, made = fields["dataType"], frozenset({Origin(function)})
+        if isinstance(kind, dict) and kind["type"] == "struct":
+            return _Struct(tuple(made if field["name"] == EDGE else NONE for field in kind["fields"]))
+        return _Array(made, function) if isinstance(kind, dict) and kind["type"] == "array" else NONE
+
+    def _trees(self, expressions: Any) -> tuple[SparkExpression, ...]:
+        if not expressions.size():
+            return ()
+        try:
+            # Only a container: one call reads one expression.
+            return tree_of(self._expressions.Coalesce(expressions)).children
+        except Unknown:
+            return tuple(map(_tree, each(expressions)))
+
+    def _ids(self, attributes: Any) -> list[int]:
+        return [_id_of(attribute) for attribute in self._trees(attributes)]
+
+
+def _content_of(expression: SparkExpression, contents: Sequence[_Content]) -> _Content:
+    """Return what a value of an expression holds. ``contents``: those of its children."""
+    name, fields, first = expression.name, expression.fields, contents[0] if contents else NONE
+    if name == "Alias" or (name == "Cast" and len(contents) == 1 and not isinstance(first, _Struct | _Array)):
+        return first
+    if name == "GetStructField" and isinstance(first, _Struct):
+        return first.fields[int(fields["ordinal"])]
+    if name == "GetArrayStructFields" and isinstance(first, _Array) and isinstance(first.element, _Struct):
+        return _Array(first.element.fields[int(fields["ordinal"])])
+    if name in ("GetArrayItem", "ElementAt") and isinstance(first, _Array):
+        position = _position(expression.children[1], 0 if name == "GetArrayItem" else 1)
+        return frozenset({Origin(first.function, position=position)}) if first.function else first.element
+    if name == "CreateNamedStruct":
+        return _Struct(tuple(contents[1::2]))
+    if name == "CreateArray":
+        return _Array(first if len(contents) == 1 else _origins(contents))
+    if name == "ArraysZip":
+        return _Array(_Struct(tuple(each.element if isinstance(each, _Array) else each for each in contents)))
+    return _origins(contents)
+
+
+def _position(given: SparkExpression, first: int) -> int:
+    """Return a constant position in an array whose first one is ``first``; -1 if it may be any."""
+    is_known = given.name == "Literal" and given.fields["dataType"] == "integer" and given.fields["value"] is not None
+    return max(int(given.fields["value"]) - first, -1) if is_known else -1
+
+
+def _origins(contents: Iterable[_Content]) -> Origins:
+    """Return the edges anywhere in these values."""
+    found = NONE
+    for content in contents:
+        if isinstance(content, _Struct):
+            found |= _origins(content.fields)
+        else:
+            found |= _origins([content.element]) if isinstance(content, _Array) else content
+    return found
+
+
+def _tree(expression: Any) -> SparkExpression:
+    """Return the tree of an expression; in place of one that is nested too deep, the columns that it names."""
+    try:
+        return tree_of(expression)
+    except Unknown:
+        if ACK in str(expression.toString()):
+            raise
+    columns = tuple(map(tree_of, each(expression.references().toSeq())))
+    tree = SparkExpression("", {}, columns, ())
+    if expression.getClass().getSimpleName() != "Alias":
+        return tree
+    return SparkExpression("Alias", {"exprId": {"id": expression.exprId().id()}}, (tree,), ())
+
+
+def _id_of(expression: SparkExpression) -> int:
+    return int(expression.fields["exprId"]["id"])
+
+
+def _is_step(function: str) -> bool:
+    return lineage.is_ours(function) and not function.startswith((ACK, READS, AGAIN))
