@@ -511,17 +511,19 @@ def run(options: Config, signals: Signals, lines: LineLimit) -> int:
     sent = signals.wait()
     _log_signal(sent)
     stopping.set_result(server)
+    status = 0
     try:
-        server.stop()
+        try:
+            server.stop()
+        except (StateError, MemoryError) as error:
+            # No traceback, since neither a full disk nor a lack of memory is a bug.
+            log.error("state_lost", error=str(error) or "no memory")  # noqa: TRY400
+            status = 1
         if sent is None and options.stay_drained:
             server.stay_drained(signalled)
-    except (StateError, MemoryError) as error:
-        # No traceback, since neither a full disk nor a lack of memory is a bug.
-        log.error("state_lost", error=str(error) or "no memory")  # noqa: TRY400
-        return 1
     finally:
         signals.ignore()
-    return 0
+    return status
 
 
 def _own_access(options: Config) -> tuple[OwnAccess | None, Config]:

@@ -1,10 +1,10 @@
 """Applying: what one message of a report does to the state, and how it is answered.
 
-Decides which messages are refused and in which order the others take effect. A refused message changes nothing. Acks
-are never refused for want of room, only fails without an edge, and results that differ from those of another attempt.
-Neither are inits of an open batch, since opening the batch reserved their room. ``ledger`` does the arithmetic,
-``accounts`` counts, and ``dedupe`` knows which sections were applied before. A long message comes in parts
-(`long_messages`).
+Decides which messages are refused and in which order the others take effect. A refused message changes nothing. A long
+message comes in parts (`long_messages`), of which a later one may be refused. Acks are never refused for want of room,
+only fails without an edge, and results that differ from those of another attempt. Neither are inits of an open batch,
+since opening the batch reserved their room. ``ledger`` does the arithmetic, ``accounts`` counts, and ``dedupe`` knows
+which sections were applied before.
 """
 
 from __future__ import annotations

@@ -178,9 +178,11 @@ class HttpServer:
                     if not head:
                         return
                     method, path, page = _parsed(head)
+                    if path in self._pages and task in self._asked:
+                        self._asked[task] = path
                     page = page or await self._refusal(connection, path, head)
                     if page is None:
-                        page = await self._page(task, method, path)
+                        page = await self._page(method, path)
                     await self._send(stream, method, page)
                 await self._linger(stream)
             except TimeoutError:
@@ -212,14 +214,12 @@ class HttpServer:
             return text(status, str(denied))
         return None
 
-    async def _page(self, task: asyncio.Task[None], method: str, path: str) -> Page:
+    async def _page(self, method: str, path: str) -> Page:
         if method not in METHODS:
             return text(HTTPStatus.METHOD_NOT_ALLOWED, f"{method}: this port answers GET and HEAD only")
         page = self._pages.get(path)
         if page is None:
             return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self._pages)}")
-        if task in self._asked:
-            self._asked[task] = path
         if page.next is None:
             page.next = self._loop.create_task(self._render(page, path))
         # Others wait for the same rendering when this client is disconnected.

@@ -50,7 +50,9 @@ class _Commands(click.Group):
             try:
                 return super().main(*args, **extra)
             finally:
-                sys.stdout.flush()
+                # Python has no standard output if it was started with a closed one.
+                if sys.stdout is not None:
+                    sys.stdout.flush()
         except OSError as error:
             if error.filename is not None or error.errno not in NO_OUTPUT:
                 raise

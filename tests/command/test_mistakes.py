@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,6 +172,13 @@ def test_output_to_a_full_disk_is_one_sentence(words: list[str]) -> None:
             [sys.executable, "-m", "acker_command", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (ended.returncode, ended.stderr) == (2, "acker: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", [["--version"], ["serve", "--help"]])
+def test_a_command_with_closed_output_ends_as_with_any_other(words: list[str]) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m acker_command {shlex.join(words)} >&-"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_an_interval_that_is_no_number_of_seconds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,20 @@ def test_a_server_may_stay_drained_until_a_signal_so_that_no_supervisor_starts_i
     assert page(process, "/metrics") == (200, "")
     assert process.terminate() == 0
     assert events(process)[-5:] == ["drained", "stopping", "stopped", "stays_drained", "signal"]
+
+
+def test_a_server_stays_drained_although_its_state_cannot_be_written(
+    server_process: Callable[..., Any], tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    process = server_process("--stay-drained", "--state-dir", str(state))
+    shutil.rmtree(state)
+    state.write_text("no folder")
+    with Caller(process.address) as caller:
+        caller.drain()
+    eventually(lambda: "stays_drained" in events(process))
+    assert process.terminate() == 1
+    assert "state_lost" in events(process)
 
 
 def test_a_signal_ends_a_server_that_would_stay_drained(server_process: Callable[..., Any]) -> None:

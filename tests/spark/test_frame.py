@@ -21,7 +21,7 @@ from acker_client.pins import decode
 from acker_client.source import Batch, CheckpointError, Frame, InputChanged, Retry
 from acker_client.spark import functions as AF
 from acker_client.spark import operator, sink
-from acker_client.spark.driver.persisted import ONE_JOB, UNCOMPRESSED, Persisted
+from acker_client.spark.driver.persisted import COMPRESSED, ONE_JOB, Persisted
 from acker_client.spark.driver.session import PINS
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
@@ -289,7 +289,7 @@ def test_partitions_are_counted_once_aqe_has_made_them(
 def test_a_frame_is_kept_and_counted_in_one_job_and_the_settings_of_the_session_stay(
     spark: SparkSession, conf: Callable[[str, str], None]
 ) -> None:
-    settings = {setting: "7" if value == "1" else "true" for setting, value in (UNCOMPRESSED | ONE_JOB).items()}
+    settings = {COMPRESSED: "true"} | {key: "7" if value == "1" else "true" for key, value in ONE_JOB.items()}
     for setting, value in settings.items():
         conf(setting, value)
     persisted = Persisted(spark.range(0, 10_000, 1, 4))

@@ -28,12 +28,12 @@ from acker_client.spark.worker.rows import struct_type
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
 PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"
 # Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice as long.
-UNCOMPRESSED = {"spark.sql.inMemoryColumnarStorage.compressed": "false"}
+COMPRESSED = "spark.sql.inMemoryColumnarStorage.compressed"
 # With AQE, persisting the rows would be a job of its own, and another job would read them again. There are few pages,
 # and with the usual 200 shuffle partitions, counting a hundred rows took twice as long.
 ONE_JOB = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
 # Held while a setting of the session is changed, so that no other thread here reads the changed value.
-_PLANNING = threading.Lock()
+_PERSISTING = threading.Lock()
 # All of this process whose rows this library keeps. Two frames with the same plan share their rows in Spark.
 _using: list[Persisted] = []
 _USING = threading.Lock()
@@ -60,7 +60,7 @@ class Persisted:
             if self._is_ours:
                 _using.append(self)
             if not is_kept:
-                with _planning(self.spark, UNCOMPRESSED):
+                with _uncompressed(self.spark):
                     self._df.persist(*filter(None, [self._level]))
         level = self._level
         self.pages = self._count_pages(is_kept=is_kept or level is None or level.useMemory or level.useDisk)
@@ -96,8 +96,7 @@ class Persisted:
         java: Any = grouped.selectExpr(f"to_json(array_sort(collect_list({page})))")._jdf
         if is_kept:
             # The frame itself was planned with the user's settings when it was persisted.
-            with _planning(self.spark, ONE_JOB):
-                java.queryExecution().executedPlan()
+            java = _with_settings(java, self.spark, ONE_JOB)
         counted = json.loads(java.collectAsList().get(0).getString(0))
         ids, rows, found = (np.array([each[name] for each in counted], np.int64) for name in ("id", "rows", "digest"))
         return Pages(ids, rows, found.view(np.uint64))
@@ -122,19 +121,27 @@ class Persisted:
         return row_digest(PLACE, self._names, self.schema.fields)
 
 
+def _with_settings(java: Any, spark: SparkSession, settings: Mapping[str, str]) -> Any:
+    """Return a Dataset of the JVM in a copy of its session with other ``settings``. No other thread sees them."""
+    copy: Any = spark._jsparkSession.cloneSession()
+    conf = copy.conf()
+    for key, value in settings.items():
+        conf.set(key, value)
+    dataset: Any = getattr(spark._jvm, "org.apache.spark.sql.classic.Dataset")
+    return dataset.ofRows(copy, java.queryExecution().analyzed())
+
+
 @contextmanager
-def _planning(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Give the session other ``settings`` while the block plans. The block must be short: the user's other threads may
-    use the same session."""
-    with _PLANNING:
-        before = {key: str(spark.conf.get(key)) for key in settings}
-        for key, value in settings.items():
-            spark.conf.set(key, value)
+def _uncompressed(spark: SparkSession) -> Iterator[None]:
+    """Turn compression off while the block persists a frame. The block must be short: the user's other threads may use
+    the same session."""
+    with _PERSISTING:
+        before = spark.conf.get(COMPRESSED)
+        spark.conf.set(COMPRESSED, "false")
         try:
             yield
         finally:
-            for key, value in before.items():
-                spark.conf.set(key, value)
+            spark.conf.set(COMPRESSED, str(before))
 
 
 def _is_in(pages: Positions) -> str:
