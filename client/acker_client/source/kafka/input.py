@@ -455,8 +455,12 @@ class KafkaInput:
     def _admit_assigned(self) -> None:
         self._admit(self._unadmitted)
         self._unadmitted = {
-            at: each for at, each in self._unadmitted.items() if at not in self._logs and at in self._unlisted_since_s
+            at: each for at, each in self._unadmitted.items() if at not in self._logs and self._is_shared_out(at)
         }
+
+    def _is_shared_out(self, at: At) -> bool:
+        """Whether the group of this source shares out a partition. A listing may miss it for a short time."""
+        return self._is_shared and at in self._known
 
     def _with_unlisted(self, found: list[At]) -> list[At]:
         """Return the partitions that a group shares out: those of a listing, and those that are missing in it for a
@@ -466,6 +470,8 @@ class KafkaInput:
         self._unlisted_since_s = {
             at: since_s for at, since_s in missing.items() if now_s - since_s < self.options.connection.timeout_s
         }
+        # The group takes a deleted one away some time later. Until then no question to brokers may name it.
+        self._note_missing(there, now_s)
         for at in sorted((missing.keys() - self._unlisted_since_s.keys()) & self._logs.keys()):
             _log_deleted(at)
         return sorted({*found, *self._unlisted_since_s}) if self._unlisted_since_s else found
@@ -482,9 +488,7 @@ class KafkaInput:
 
         Waits because a broker that has just started may not know all topics at once.
         """
-        for at, each in self._logs.items():
-            since_s = now_s if each.missing_since_s is None else each.missing_since_s
-            each.missing_since_s = None if at in found else since_s
+        self._note_missing(found, now_s)
         gone = [
             at
             for at, each in self._logs.items()
@@ -494,6 +498,12 @@ class KafkaInput:
             _log_deleted(at)
         self._forget(gone)
         self._deleted += gone
+
+    def _note_missing(self, found: Collection[At], now_s: float) -> None:
+        """Note which partitions a listing has missed. They are not planned, and brokers are not asked about them."""
+        for at, each in self._logs.items():
+            since_s = now_s if each.missing_since_s is None else each.missing_since_s
+            each.missing_since_s = None if at in found else since_s
 
     def _forget(self, gone: Sequence[At]) -> None:
         for at in gone:
@@ -522,7 +532,7 @@ class KafkaInput:
         there = set(self._find_partitions())
         wanted = [at for at in committed if at in there]
         for at in committed:
-            if at not in there and at not in self._unlisted_since_s:
+            if at not in there and not self._is_shared_out(at):
                 self._refuse_gone(at, committed[at].done.prefix)
         topics = {at.topic for at in wanted}
         commits = self._own_commits.load(sorted(at for at in there if at.topic in topics), is_new=self._is_new)
