@@ -545,7 +545,7 @@ class KafkaInput:
         known = {at.topic for at in own} | {at.topic for at, each in committed.items() if each.done.prefix}
         firsts = self._range.firsts([at for at in wanted if not self._is_added(at, known)], low, high)
         stops = self._range.stops(wanted, low, high)
-        chosen_now: dict[At, Ranges] = {}
+        logs, chosen_now = dict[At, TopicLog](), dict[At, Ranges]()
         for at in wanted:
             done, commit = committed[at].done, commits.get(at)
             first = self._first(at, committed[at], commit, at.topic in known, firsts.get(at, low[at]))
@@ -554,14 +554,16 @@ class KafkaInput:
                 raise InputChanged(ends_before(at, first, high[at])) if has_begun else beyond(at, first, high[at])
             log_skipped(at, done, first, low[at])
             first = max(first, low[at])
-            self._logs[at] = TopicLog(first, high[at], stops.get(at), done.union(Ranges.below(first)))
+            logs[at] = TopicLog(first, high[at], stops.get(at), done.union(Ranges.below(first)))
             if self.options.records_per_s is not None:
-                self._logs[at].allowance = Allowance(self.options.records_per_s, self._clock())
+                logs[at].allowance = Allowance(self.options.records_per_s, self._clock())
             if self.options.commits and commit is not None:
-                self._logs[at].committed = commit.offset
+                logs[at].committed = commit.offset
             if at not in own or (self.options.commits and not self._is_shared):
                 chosen_now[at] = Ranges.below(first)
-        self._logs = dict(sorted(self._logs.items()))
+        # Must come before the partitions are added: if it fails, the next plan begins them from new commits.
+        self._check_unchanged(chosen_now)
+        self._logs = dict(sorted((self._logs | logs).items()))
         self._commit_now(chosen_now)
 
     def _compare_topic_ids(self, topics: set[str], saved_ids: Iterable[tuple[str, object]]) -> None:
@@ -618,6 +620,13 @@ class KafkaInput:
         takes_any = self._range.takes_commits_of_others(at)
         return commit.offset if commit is not None and takes_any and not is_known else first
 
+    def _check_unchanged(self, partitions: Collection[At]) -> None:
+        """Check that no other run, and not ``acker offsets``, has committed since these commits were read, because the
+        first commit would undo that. Raises ``CheckpointError``."""
+        if self.options.commits and not self._is_shared and partitions:
+            is_start = not self._has_begun
+            self._own_commits.check_runs(partitions, None if is_start else PLAN_S, is_start=is_start)
+
     def _commit_now(self, done: Mapping[At, Ranges]) -> None:
         """Commit first offsets at once, so that a restart before the first finished batch begins at the same ones, and
         so that a driver that begins later finds this one."""
@@ -643,9 +652,10 @@ class KafkaInput:
         self._connected.serve()
 
     def _renew_commits(self) -> None:
-        """Commit all offsets again if that is due. In a group ZooKeeper has the progress."""
+        """Commit all offsets again if that is due. In a group too: ZooKeeper says nothing of a partition from which no
+        record was read, and its next owner begins at the offset in Kafka."""
         now_s = self._clock()
-        if now_s < self._renew_due_s or self._is_shared:
+        if now_s < self._renew_due_s:
             return
         self._renew_due_s = now_s + RENEW_S
         if self.options.commits:
