@@ -10,8 +10,10 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +23,16 @@ from acker_client.source.dead_letters import letters_file as dead_letters
 from acker_client.source.dead_letters.letters_file import DeadLetterFile
 from acker_client.source.dead_letters.letters_log import DeadLetterLog
 from acker_client.source.decoding.lines import LINE_BYTES_MAX
+from acker_client.source.engine.dead_lettering import DeadLettering
 from acker_client.source.errors import SourceError
 from acker_client.source.files.input import FileInput
 from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
-from acker_client.source.waiting import OutOfReach
+from acker_client.source.records.in_flight import InFlight
+from acker_client.source.records.input import Original
+from acker_client.source.records.parts import Parts
+from acker_client.source.waiting import OUTAGE_S, OutOfReach
+from acker_protocol.ids import mix64_column
+from acker_protocol.messages import Verdict
 from tests.source.disks import forbidden, full, room_for
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 
@@ -404,3 +412,120 @@ def test_letters_wait_for_an_input_that_is_away_and_if_it_stays_away_the_run_end
     assert len((tmp_path / "dead.jsonl").read_text().splitlines()) == 1
     again = cluster.source(**options).run(NO_SPARK, save_all)
     assert (again.records, again.acked) == (1, 1)
+
+
+class Dying:
+    """Records that have spent their retries, and their letters. ``away``: the records that cannot be read."""
+
+    def __init__(self, cluster: Cluster, store: AwayLetters) -> None:
+        self.cluster, self.store, self.away = cluster, store, set[int]()
+        self.is_input_away = False
+        options = cluster.source(dead_letters=store, max_dead_share=1.0).options
+        lookup: Any = SimpleNamespace(
+            parts=Parts[Any]({}),
+            is_reachable=lambda: not self.is_input_away,
+            away_records=lambda: np.array(sorted(self.away), np.int64),
+            originals=self._originals,
+        )
+        in_flight = InFlight(1, Retry(), cluster.environment().draw)
+        self.letters = DeadLettering(options, cluster.environment(), lookup, in_flight)
+        self.letters.note_first_emission(0, 0.0)
+
+    def _originals(self, records: Any) -> list[Original]:
+        if self.is_input_away:
+            raise OutOfReach("no broker")
+        return [Original({"record": record}, b"") for record in records.tolist()]
+
+    def die(self, *records: int) -> None:
+        numbers = np.array(records, np.int64)
+        kinds = np.full(len(numbers), Verdict.FAILED, np.uint8)
+        roots = mix64_column(numbers.astype(np.uint64))
+        self.letters.queue(Failures(numbers, roots, kinds, np.zeros(len(numbers), np.uint32), ()))
+
+    def at(self, now_s: float) -> list[int]:
+        """Write letters at this time. Returns the records that are done."""
+        self.cluster.time.sleep(now_s - self.cluster.time.clock())
+        return self.letters.write_queued().records.tolist() if self.letters.has_queued else []
+
+    @property
+    def written(self) -> list[int]:
+        return [letter.origin["record"] for letter in self.store.letters]
+
+
+@pytest.fixture
+def dying(tmp_path: Path) -> Dying:
+    cluster = Cluster(tmp_path)
+    return Dying(cluster, AwayLetters(cluster, 0.0))
+
+
+@pytest.mark.parametrize("back_s", [OUTAGE_S - 50.0, OUTAGE_S + 5.0])
+def test_letters_that_a_store_takes_after_an_outage_are_done_also_if_other_records_have_died_meanwhile(
+    dying: Dying, back_s: float
+) -> None:
+    dying.store.back_s = back_s
+    dying.die(1)
+    assert dying.at(0.0) == []
+    assert dying.at(OUTAGE_S - 60.0) == []
+    dying.die(2)
+    assert dying.at(back_s) == [1]
+    assert dying.at(back_s) == [2]
+    assert dying.written == [1, 2]
+    dying.store.back_s = OUTAGE_S + 700.0
+    dying.die(3)
+    # Another outage, which counts from its own beginning.
+    assert [dying.at(now_s) for now_s in (OUTAGE_S + 400.0, OUTAGE_S + 690.0, OUTAGE_S + 705.0)] == [[], [], [3]]
+
+
+def test_a_run_that_ends_because_of_one_partition_has_written_no_letter_of_a_record_that_is_not_done(
+    dying: Dying,
+) -> None:
+    dying.away = {1}
+    dying.die(1)
+    done = []
+    for now_s in range(0, int(OUTAGE_S), 20):
+        dying.die(100 + now_s)
+        done += dying.at(float(now_s))
+    assert done == dying.written == list(range(100, 100 + int(OUTAGE_S), 20))
+    dying.die(999)
+    with pytest.raises(SourceError, match=r"their records cannot be read\. nothing is lost"):
+        dying.at(OUTAGE_S + 1.0)
+    assert dying.written == done
+
+
+def test_a_partition_that_goes_away_later_has_its_own_time_before_the_run_ends(dying: Dying) -> None:
+    dying.die(1, 2)
+    dying.away = {1}
+    assert dying.at(0.0) == [2]
+    dying.die(3)
+    dying.away = {1, 3}
+    assert dying.at(200.0) == []
+    dying.away = {3}
+    assert dying.at(250.0) == [1]
+    assert dying.at(OUTAGE_S + 150.0) == []
+    with pytest.raises(SourceError, match="their records cannot be read"):
+        dying.at(OUTAGE_S + 201.0)
+    dying.away = set()
+    assert dying.at(OUTAGE_S + 220.0) == [3]
+
+
+@pytest.mark.parametrize("what", ["store", "input", "partition"])
+def test_an_outage_ends_with_the_records_that_waited_for_it(
+    dying: Dying, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def go_away(now_s: float) -> None:
+        dying.store.back_s = now_s + 1.0 if what == "store" else 0.0
+        dying.is_input_away, dying.away = what == "input", {1, 2} if what == "partition" else set()
+
+    go_away(0.0)
+    dying.die(1)
+    assert dying.at(0.0) == []
+    # Another member of the group has the partition now.
+    dying.letters.drop_records(np.array([1]))
+    assert not dying.letters.has_queued
+    go_away(10_000.0)
+    dying.die(2)
+    assert dying.at(10_000.0) == []
+    go_away(-1.0)
+    dying.is_input_away, dying.away = False, set()
+    assert dying.at(10_020.0) == [2]
+    assert sum("waiting for it" in line for line in caplog.messages) == 2

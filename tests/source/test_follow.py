@@ -378,6 +378,56 @@ def test_a_restart_takes_a_new_file_with_the_inode_of_a_renamed_and_removed_one_
     assert again.new() == ["new"]
 
 
+@pytest.mark.parametrize("old", ["old\n", "one\n", ""])
+@pytest.mark.parametrize("finished", [[0], [0, 1]])
+def test_a_restart_knows_a_renamed_file_that_has_path_and_inode_of_a_removed_one(
+    tmp_path: Path, old: str, finished: list[int]
+) -> None:
+    folder, spare = tmp_path / "logs", tmp_path / "spare"
+    folder.mkdir()
+    log = folder / "app.log"
+    log.write_text(old)
+    tail = Tail(f"{folder}/app.log*")
+    tail.look()
+    rotate(folder)
+    tail.look()
+    tail.finish_all()
+    # As if app.log.1 was removed, and a new app.log got its inode.
+    (folder / "app.log.1").rename(spare)
+    assert [tail.new(), tail.new()] == [[], []]
+    spare.write_text("one\ntwo\n")
+    spare.rename(log)
+    records = tail.look()
+    assert tail.read(records) == ["one", "two"]
+    tail.driven.finish([records[k] for k in finished])
+    committed = tail.driven.committed()
+    rotate(folder)
+    with (folder / "app.log.1").open("a") as file:
+        file.write("three\n")
+    assert Tail(f"{folder}/app.log*", committed).new() == ["one", "two", "three"][len(finished) :]
+
+
+def test_a_restart_knows_a_file_whose_copy_has_the_inode_of_a_removed_newer_one(tmp_path: Path) -> None:
+    folder, spare = tmp_path / "logs", tmp_path / "spare"
+    folder.mkdir()
+    log = folder / "app.log"
+    log.write_text("one\n")
+    tail = Tail(f"{folder}/app.log*")
+    tail.look()
+    rotate(folder)
+    log.write_text("new\n")
+    tail.look()
+    tail.finish_all()
+    log.rename(spare)
+    assert [tail.new(), tail.new()] == [[], []]
+    spare.write_text("one\ntwo\n")
+    spare.rename(folder / "app.log.1")
+    records = tail.look()
+    assert tail.read(records) == ["two"]
+    committed = tail.driven.committed()
+    assert Tail(f"{folder}/app.log*", committed).new() == ["two"]
+
+
 def test_a_removed_file_with_open_records_goes_on_once_it_is_brought_back(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     for follow_s in (2.0, None):

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -1006,6 +1006,85 @@ def test_a_member_of_a_group_keeps_a_partition_that_is_not_listed_for_a_moment(
     ]
     input_.assign({f"{topic}/1": Committed(Ranges.below(2))})
     assert f"LOST: {topic}/1 was deleted" in caplog.text
+
+
+class Deleting(Broker):
+    """A broker that has deleted the topics in ``gone``. The mock cluster cannot delete one."""
+
+    gone: ClassVar[set[str]] = set()
+
+    def partitions(self, topics: Any, timeout_s: float | None = None) -> dict[str, int]:
+        return {name: count for name, count in super().partitions(topics, timeout_s).items() if name not in self.gone}
+
+    def offsets(self, partitions: Sequence[At], at: int, *given: Any, **options: Any) -> dict[At, int]:
+        for each in partitions:
+            if each.topic in self.gone:
+                code = library().KafkaError.UNKNOWN_TOPIC_OR_PART
+                raise error_of(library().KafkaError(code), f"partition {each.name}", self.connection, "")
+        return super().offsets(partitions, at, *given, **options)
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The topics that are deleted."""
+    monkeypatch.setattr(Deleting, "gone", set())
+    return Deleting.gone
+
+
+def member_input(opened: list[KafkaInput], kafka: MockKafka, now: list[float], **options: Any) -> KafkaInput:
+    """Return the input of a member of a group."""
+    given: dict[str, Any] = {"name": "orders", "timeout_s": 10.0, "refresh_s": 1.0, **options}
+    made = Kafka(bootstrap_servers=kafka.servers, **given).kafka
+    opened.append(KafkaInput(made, broker=Deleting, clock=lambda: now[0]))
+    opened[-1].start({})
+    opened[-1].assign({})
+    return opened[-1]
+
+
+def test_a_member_of_a_group_reads_its_other_partitions_while_one_of_a_deleted_topic_is_given_up(
+    kafka: MockKafka, opened: list[KafkaInput], gone: set[str]
+) -> None:
+    now, kept, topic = [0.0], kafka.new_topic(1, prefix="erased"), kafka.new_topic(1, prefix="erased")
+    input_ = member_input(opened, kafka, now, pattern="erased-.*")
+    input_.partitions()
+    input_.assign({f"{kept}/0": Committed(), f"{topic}/0": Committed()})
+    assert len(planned(input_)) == 2
+    # The topic is deleted after the member has listed the partitions.
+    gone.add(topic)
+    now[0] = 2.0
+    assert planned(input_) == []
+    for turn, now_s in enumerate((4.0, 9.0, 13.9, 14.0, 16.0, 24.0, 30.0)):
+        now[0] = now_s
+        assert (f"{topic}/0" in input_.partitions()) == (now_s < 14.0)
+        kafka.write(kept, 0, [b"x"])
+        assert (input_.is_reachable(), input_.away()) == (True, [])
+        assert planned(input_) == [(0, 1 + turn, 2 + turn)]
+    input_.revoke([f"{topic}/0"])
+    assert list(input_.observe()) == [f"{kept}/0"]
+
+
+def test_a_partition_that_is_assigned_while_one_list_misses_its_topic_is_read_once_it_is_listed_again(
+    kafka: MockKafka, opened: list[KafkaInput], gone: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    now, topic = [0.0], kafka.new_topic(5, 5, prefix="partly")
+    input_ = member_input(opened, kafka, now, pattern="partly-.*")
+    input_.partitions()
+    # No list of the group has missed the topic yet.
+    gone.add(topic)
+    input_.assign({f"{topic}/0": Committed(Ranges.below(2))})
+    assert planned(input_) == []
+    gone.clear()
+    assert planned(input_) == [(0, 2, 5)]
+    assert "LOST" not in caplog.text
+    gone.add(topic)
+    input_.assign({f"{topic}/1": Committed(Ranges.below(2))})
+    for now_s in (1.0, 12.0):
+        now[0] = now_s
+        input_.partitions()
+        assert planned(input_) == []
+    assert [line for line in caplog.messages if "LOST" in line] == [
+        f"LOST: {topic}/{number} was deleted; what was not done of it is gone" for number in range(2)
+    ]
 
 
 class Failing(Broker):

@@ -557,6 +557,28 @@ def test_what_is_committed_is_committed_again_each_hour_because_brokers_drop_old
         store.close()
 
 
+def test_a_member_of_a_group_commits_again_each_hour_also_where_it_has_read_nothing(kafka: MockKafka) -> None:
+    topic, now = kafka.new_topic(3), [0.0]
+    options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", group_id=topic, first_poll="latest").kafka
+    input_ = KafkaInput(options, clock=lambda: now[0])
+    input_.start({})
+    input_.partitions()
+    input_.assign({f"{topic}/{number}": Committed() for number in range(2)})
+    assert not input_.plan(1, 1).parts
+    # As if they had expired.
+    kafka.commit(topic, topic, [(0, 0), (1, 0)])
+    now[0] = RENEW_S - 0.5
+    input_.plan(1, 1)
+    assert kafka.committed(topic, topic)[0] == (0, "")
+    input_.revoke([f"{topic}/1"])
+    now[0] = RENEW_S + 0.5
+    input_.plan(1, 1)
+    (offset, metadata), released = (kafka.committed(topic, topic)[number] for number in range(2))
+    assert (offset, json.loads(metadata)["source"]) == (3, "orders")
+    assert released == (0, "")
+    input_.close()
+
+
 def test_a_commit_in_kafka_that_cannot_be_renewed_is_tried_again_and_stops_nothing(jobs: Callable[[int], Jobs]) -> None:
     two, now = jobs(3), [0.0]
     input_, store = renewing(two, "kafka", now)
@@ -609,6 +631,72 @@ def test_a_start_does_not_undo_what_was_committed_after_it_had_read_the_commits(
             store.sign(Committer("orders", 7, "host", 1))
         store.close()
         assert two.kafka.committed(two.topic, two.topic)[0] == (offset, text)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "a.ckpt"])
+def test_a_start_without_a_checkpoint_in_kafka_does_not_undo_what_was_committed_meanwhile(
+    jobs: Callable[[int], Jobs], checkpoint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, offsets = jobs(20), Broker.offsets
+    one_batch(two.job(checkpoint, batch_records=5))
+    texts = []
+    for offset, run, says in ((2, RunId(MOVED, "ab"), "by `acker offsets`"), (9, RunId(1, "0"), "start it again")):
+        metadata = CommitMetadata.from_text(json.dumps(two.metadata()), two.offset())
+        assert metadata is not None
+        texts.append(replace(metadata, done=Ranges.below(offset), run=run, is_over=True).to_text(4096))
+
+        def late(*given: Any, at: int = offset, text: str = texts[-1], **more: Any) -> Any:
+            # A start asks for offsets after it has read the commits.
+            two.kafka.commit(two.topic, two.topic, [(0, at)], text)
+            return offsets(*given, **more)
+
+        monkeypatch.setattr(Broker, "offsets", late)
+        with pytest.raises(CheckpointError, match=says):
+            one_batch(two.job(checkpoint, batch_records=5))
+        assert two.kafka.committed(two.topic, two.topic)[0] == (offset, texts[-1])
+        monkeypatch.setattr(Broker, "offsets", offsets)
+    one_batch(two.job(checkpoint, batch_records=5))
+    assert two.offset() == 14
+
+
+def test_a_partition_that_turns_up_is_begun_by_the_next_plan_if_its_commits_cannot_be_compared_at_once(
+    kafka: MockKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, first = [0.0], kafka.new_topic(1, prefix="turns")
+    options = Kafka(pattern="turns-.*", bootstrap_servers=kafka.servers, name="orders", group_id=first).kafka
+    input_ = KafkaInput(options, clock=lambda: now[0])
+    input_.start({})
+    assert len(input_.plan(10, 1).parts) == 1
+    second = kafka.new_topic(1, prefix="turns")
+    check_runs = Commits.check_runs
+
+    def away(*_: object, **__: object) -> Any:
+        raise Unreachable("no broker")
+
+    monkeypatch.setattr(Commits, "check_runs", away)
+    now[0] = 10.0
+    assert not input_.plan(10, 1).parts
+    monkeypatch.setattr(Commits, "check_runs", check_runs)
+    assert [part.topic for part in input_.plan(10, 1).parts] == [second]
+    assert kafka.committed(first, second).keys() == set(range(4))
+    input_.close()
+
+
+def test_a_driver_that_fails_while_it_starts_stops_no_other_one_under_its_name(jobs: Callable[[int], Jobs]) -> None:
+    two = jobs(10)
+    options: dict[str, Any] = {"batch_records": 5, "guarantee": "at_most_once"}
+    first = two.job("kafka", **options).batches(NO_SPARK)
+    batch = next(first)
+    before = two.kafka.committed(two.topic, two.topic)
+    store: Any = two.job("kafka", **options).options.checkpoint
+    store.open("orders", "kafka")
+    assert store.load()
+    store.close()
+    assert two.kafka.committed(two.topic, two.topic) == before
+    save_all(batch)
+    batch.done()
+    deque(map(save_all, first))
+    assert two.offset() == 10
 
 
 # -- the end of a run

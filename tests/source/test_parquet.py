@@ -169,6 +169,50 @@ def test_a_number_that_a_float_column_would_change_fails_its_row_alone_at_any_de
     assert [row["s"] and row["s"]["m"][0][1] for row in made[14:]] == held
 
 
+NUMBER_AND_TEXT = pa.struct([("a", pa.float64()), ("b", pa.string())])
+IN_A_MAP = "map<string, struct<a: float>>"
+IN_OTHER_ORDER = "struct<b: string, a: float>"
+# Older ones refuse such a file.
+casts_in_any_order = pytest.mark.skipif(
+    int(pa.__version__.partition(".")[0]) < 20, reason="this pyarrow casts no struct to fields of another order"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "wanted", "read"),
+    [
+        (NUMBER_AND_TEXT, {"a": 0.1, "b": "x"}, "struct<b: string>", {"b": "x"}),
+        (pa.struct([("a", pa.float64())]), {"a": 0.5}, "struct<a: float, c: float>", {"a": 0.5, "c": None}),
+        pytest.param(
+            *(NUMBER_AND_TEXT, {"a": 0.5, "b": "x"}, IN_OTHER_ORDER, {"b": "x", "a": 0.5}), marks=casts_in_any_order
+        ),
+        (pa.map_(pa.string(), NUMBER_AND_TEXT), [("k", {"a": 0.5, "b": "x"})], IN_A_MAP, [("k", {"a": 0.5})]),
+        (pa.null(), None, "struct<a: float>", None),
+        (pa.null(), None, "array<float>", None),
+        (pa.null(), None, "map<string, float>", None),
+        (pa.null(), None, "float", None),
+    ],
+    ids=["fewer_fields", "more_fields", "other_order", "in_a_map", "struct", "list", "map", "float"],
+)
+def test_fields_of_a_struct_are_found_by_name_and_a_column_of_nulls_fits_each_type(
+    tmp_path: Path, given: Any, value: Any, wanted: str, read: Any
+) -> None:
+    pq.write_table(pa.table({"s": pa.array([value], given)}), tmp_path / "a.parquet")
+    driven = Driven(ParquetInput(tmp_path, arrow_schema(f"s {wanted}")))
+    ((rows,),) = [list(piece.read()) for piece in driven.slices(driven.drain())]
+    assert (rows.columns.to_pylist(), rows.unreadable) == ([{"s": read}], {})
+
+
+@casts_in_any_order
+def test_a_number_that_a_float_would_change_is_refused_also_where_the_fields_have_another_order(tmp_path: Path) -> None:
+    rows = [{"a": number, "b": "x"} for number in (0.5, 16777217.0)]
+    pq.write_table(pa.table({"s": pa.array(rows, NUMBER_AND_TEXT)}), tmp_path / "a.parquet")
+    driven = Driven(ParquetInput(tmp_path, arrow_schema(f"s {IN_OTHER_ORDER}")))
+    ((read,),) = [list(piece.read()) for piece in driven.slices(driven.drain())]
+    assert read.columns.to_pylist() == [{"s": {"b": "x", "a": 0.5}}, {"s": None}]
+    assert list(read.unreadable) == [1]
+
+
 def test_a_value_that_does_not_fit_its_column_fails_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, 1 << 40, 3]}), tmp_path / "a.parquet")
     driven = Driven(ParquetInput(tmp_path, arrow_schema("a int")))

@@ -35,14 +35,20 @@ def refuse_changed(given: Any, made: Any) -> None:
     """Raise ``ArrowInvalid`` if a cast has made a float of a number that is too large for it, or of a whole number that
     the float changes. A number above 2^53 is a double, and rounded like a fraction. ``given``, ``made``: the column
     before and after the cast. A reader of JSON does not tell 1e11 from 100000000000, so both are refused."""
+    if given.type == made.type or pa.types.is_null(given.type):
+        return
     if pa.types.is_struct(made.type):
-        for before, after in zip(given.flatten(), made.flatten(), strict=True):
-            refuse_changed(before, after)
+        before, after = given.flatten(), made.flatten()
+        for index, field in enumerate(made.type):
+            # Like the cast, finds fields by name. A missing one is null.
+            place = given.type.get_field_index(field.name)
+            if place >= 0:
+                refuse_changed(before[place], after[index])
     elif pa.types.is_map(made.type):
         refuse_changed(_entries(given), _entries(made))
     elif pa.types.is_nested(made.type):
-        refuse_changed(given.flatten(), made.flatten())
-    elif pa.types.is_float32(made.type) and given.type != made.type:
+        refuse_changed(_entries(given) if pa.types.is_map(given.type) else given.flatten(), made.flatten())
+    elif pa.types.is_float32(made.type):
         numbers, floats = (column.cast(pa.float64()).to_numpy(zero_copy_only=False) for column in (given, made))
         is_whole = (np.abs(numbers) <= WHOLE_MAX) & (np.floor(numbers) == numbers)
         is_changed = (np.isinf(floats) != np.isinf(numbers)) | (is_whole & (numbers != floats))

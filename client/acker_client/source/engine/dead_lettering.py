@@ -54,9 +54,14 @@ class DeadLettering:
         self._queued: list[Failures] = []
         # Letters that their store has not taken yet, because it is away, and their records.
         self._made: tuple[Failures, list[DeadLetter]] = NONE_SPENT, []
-        # How often the input or the store was away since the last letters, since when, and when to ask it again.
-        self._failures, self._away_since_s, self._due_s = 0, 0.0, float("-inf")
-        self._outage = Outage("the input or the store of dead letters", environment.clock)
+        # Queued records that the last letters have left behind, because they cannot be read; and since when.
+        self._left_since_s: dict[int, float] = {}
+        # How often the letters had to wait, since when the input or the store is away, and when to ask it again.
+        self._failures: int
+        self._away_since_s: float | None
+        self._due_s: float
+        self._outage: Outage
+        self._forget_outage()
 
     @property
     def has_queued(self) -> bool:
@@ -99,12 +104,18 @@ class DeadLettering:
         spent, letters = self._made
         is_left = ~np.isin(spent.records, records)
         self._made = spent.only(is_left), [letters[k] for k in np.flatnonzero(is_left)]
+        for record in np.intersect1d(list(self._left_since_s), records).tolist():
+            del self._left_since_s[record]
+        if not self.has_queued:
+            # Otherwise the next outage would count from the beginning of this one.
+            self._forget_outage()
 
     def write_queued(self) -> Failures:
         """Write letters for queued records, durably. Returns the records that have one now, and are done.
 
         Returns none while the input, or the store of the letters, is away. Raises ``SourceError`` if the source has no
         dead letters, or if either is away for ``OUTAGE_S``, and ``TooManyDeadLetters`` if too many records are dead.
+        Never raises after letters were written, because their records would get a second one.
         """
         if self._environment.clock() < self._due_s:
             return NONE_SPENT
@@ -118,11 +129,12 @@ class DeadLettering:
         except OutOfReach as error:
             self._note_away(error)
             return NONE_SPENT
-        if self._queued:
-            self._note_away(OutOfReach(UNREADABLE))
+        self._away_since_s = None
+        if self._left_since_s:
+            self._wait_out(UNREADABLE)
         else:
-            self._failures, self._due_s = 0, float("-inf")
             self._outage.note("")
+            self._forget_outage()
         return written
 
     @property
@@ -145,6 +157,7 @@ class DeadLettering:
             self._lookup.is_reachable()  # asks again
         away = self._lookup.away_records()
         now, later = spent.without(away), spent.of(away)
+        self._note_left(later)
         try:
             originals = self._lookup.originals(now.records)
         except OutOfReach as error:
@@ -152,15 +165,30 @@ class DeadLettering:
         letters = list(self._letters_of(now, originals, self._environment.wall()))
         self._made, self._queued = (now, letters), [later] if len(later) else []
 
+    def _note_left(self, later: Failures) -> None:
+        """Note the records that wait because they cannot be read. Raises ``SourceError`` if that lasts."""
+        now_s = self._environment.clock()
+        self._left_since_s = {record: self._left_since_s.get(record, now_s) for record in later.records.tolist()}
+        if now_s - min(self._left_since_s.values(), default=now_s) >= OUTAGE_S:
+            raise SourceError(f"{UNREADABLE}. {NOTHING_LOST}")
+
     def _note_away(self, error: OutOfReach) -> None:
         """Let all letters wait. Raises ``SourceError`` if that lasts."""
         now_s = self._environment.clock()
-        self._away_since_s = self._away_since_s if self._failures else now_s
+        self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
         if now_s - self._away_since_s >= OUTAGE_S:
             raise SourceError(f"{error}. {NOTHING_LOST}")
-        self._due_s = now_s + WAITS.wait_s(self._failures, self._environment.draw)
+        self._wait_out(str(error))
+
+    def _wait_out(self, why: str) -> None:
+        """Let the next letters wait for some time, which grows."""
+        self._due_s = self._environment.clock() + WAITS.wait_s(self._failures, self._environment.draw)
         self._failures += 1
-        self._outage.note(str(error))
+        self._outage.note(why)
+
+    def _forget_outage(self) -> None:
+        self._failures, self._away_since_s, self._due_s = 0, None, float("-inf")
+        self._outage = Outage("the input or the store of dead letters", self._environment.clock)
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
         """Raise ``TooManyDeadLetters`` if dead letters are too large a share of the records of this and earlier runs.

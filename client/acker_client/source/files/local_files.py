@@ -107,7 +107,13 @@ class LocalFiles:
         paths = {mark.path: partition for partition, mark in marks.items()}
         inodes = {mark.inode: partition for partition, mark in marks.items()}
         last = {path: marks[partition].inode for path, partition in paths.items()}
-        inodes |= {inode: paths[path] for path, inode in last.items() if listing.inodes.get(path) == inode}
+        inodes |= {
+            inode: paths[path]
+            for path, inode in last.items()
+            if inode is not None
+            and listing.inodes.get(path) == inode
+            and _is_there(path, paths[path], inodes[inode], marks)
+        }
         known = {
             found.path: file
             for partition, mark in marks.items()
@@ -290,6 +296,19 @@ def _by_age(partitions: Collection[str]) -> list[str]:
     by_age = sorted(zip(numbered, partitions, strict=True))
     of_path = {path: iter([name for (its, _), name in by_age if its == path]) for path, _ in numbered}
     return [next(of_path[path]) for path, _ in numbered]
+
+
+def _is_there(path: str, partition: str, last: str, marks: Mapping[str, FileMark]) -> bool:
+    """Whether the file at ``path`` is the one of ``partition``, which was there with this inode, and not the file of
+    ``last``, the last partition that had the inode. A mark keeps the place of a file that was removed since."""
+
+    def fits(name: str) -> bool:
+        return line_file(name, path, LocalContent(path), marks[name]).fits(LocalContent(path))
+
+    if partition == last:
+        return True
+    is_newer = _path_and_number(partition)[0] == _path_and_number(last)[0]
+    return fits(partition) and not (is_newer and fits(last))
 
 
 def _path_and_number(partition: str) -> tuple[str, int]:

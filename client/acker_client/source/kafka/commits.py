@@ -4,10 +4,11 @@ Decides whose commits are the source's own: they name the source, and no checkpo
 checkpoint under the same name is refused, because this source would skip records that only the other job has done.
 
 Also decides which of two runs stops if both commit under one name at the same time: the one that began later. Each run
-reads before it commits. A run that finds a new commit of a run that comes before it stops, unless that one is over. The
-first run of all never stops, so one goes on, however often the others are started again. A run whose offsets ``acker
-offsets`` has moved stops too, and does not undo that. A run that must emit no record twice stops at any new commit of
-another run, which may have emitted what this one would emit next.
+reads before it commits. A run that finds a new commit of a run that comes before it stops, unless that one is over. So
+the first run goes on, however often the others are started again. Three other cases stop any run, also the first. While
+a run starts, any new commit of another run stops it. A run whose offsets ``acker offsets`` has moved stops, and does
+not undo that. A run that must emit no record twice stops at any new commit of another run, which may have emitted what
+this one would emit next.
 """
 
 from __future__ import annotations

@@ -455,8 +455,12 @@ class KafkaInput:
     def _admit_assigned(self) -> None:
         self._admit(self._unadmitted)
         self._unadmitted = {
-            at: each for at, each in self._unadmitted.items() if at not in self._logs and at in self._unlisted_since_s
+            at: each for at, each in self._unadmitted.items() if at not in self._logs and self._is_shared_out(at)
         }
+
+    def _is_shared_out(self, at: At) -> bool:
+        """Whether the group of this source shares out a partition. A listing may miss it for a short time."""
+        return self._is_shared and at in self._known
 
     def _with_unlisted(self, found: list[At]) -> list[At]:
         """Return the partitions that a group shares out: those of a listing, and those that are missing in it for a
@@ -466,6 +470,8 @@ class KafkaInput:
         self._unlisted_since_s = {
             at: since_s for at, since_s in missing.items() if now_s - since_s < self.options.connection.timeout_s
         }
+        # The group takes a deleted one away some time later. Until then no question to brokers may name it.
+        self._note_missing(there, now_s)
         for at in sorted((missing.keys() - self._unlisted_since_s.keys()) & self._logs.keys()):
             _log_deleted(at)
         return sorted({*found, *self._unlisted_since_s}) if self._unlisted_since_s else found
@@ -482,9 +488,7 @@ class KafkaInput:
 
         Waits because a broker that has just started may not know all topics at once.
         """
-        for at, each in self._logs.items():
-            since_s = now_s if each.missing_since_s is None else each.missing_since_s
-            each.missing_since_s = None if at in found else since_s
+        self._note_missing(found, now_s)
         gone = [
             at
             for at, each in self._logs.items()
@@ -494,6 +498,12 @@ class KafkaInput:
             _log_deleted(at)
         self._forget(gone)
         self._deleted += gone
+
+    def _note_missing(self, found: Collection[At], now_s: float) -> None:
+        """Note which partitions a listing has missed. They are not planned, and brokers are not asked about them."""
+        for at, each in self._logs.items():
+            since_s = now_s if each.missing_since_s is None else each.missing_since_s
+            each.missing_since_s = None if at in found else since_s
 
     def _forget(self, gone: Sequence[At]) -> None:
         for at in gone:
@@ -522,7 +532,7 @@ class KafkaInput:
         there = set(self._find_partitions())
         wanted = [at for at in committed if at in there]
         for at in committed:
-            if at not in there and at not in self._unlisted_since_s:
+            if at not in there and not self._is_shared_out(at):
                 self._refuse_gone(at, committed[at].done.prefix)
         topics = {at.topic for at in wanted}
         commits = self._own_commits.load(sorted(at for at in there if at.topic in topics), is_new=self._is_new)
@@ -535,7 +545,7 @@ class KafkaInput:
         known = {at.topic for at in own} | {at.topic for at, each in committed.items() if each.done.prefix}
         firsts = self._range.firsts([at for at in wanted if not self._is_added(at, known)], low, high)
         stops = self._range.stops(wanted, low, high)
-        chosen_now: dict[At, Ranges] = {}
+        logs, chosen_now = dict[At, TopicLog](), dict[At, Ranges]()
         for at in wanted:
             done, commit = committed[at].done, commits.get(at)
             first = self._first(at, committed[at], commit, at.topic in known, firsts.get(at, low[at]))
@@ -544,14 +554,16 @@ class KafkaInput:
                 raise InputChanged(ends_before(at, first, high[at])) if has_begun else beyond(at, first, high[at])
             log_skipped(at, done, first, low[at])
             first = max(first, low[at])
-            self._logs[at] = TopicLog(first, high[at], stops.get(at), done.union(Ranges.below(first)))
+            logs[at] = TopicLog(first, high[at], stops.get(at), done.union(Ranges.below(first)))
             if self.options.records_per_s is not None:
-                self._logs[at].allowance = Allowance(self.options.records_per_s, self._clock())
+                logs[at].allowance = Allowance(self.options.records_per_s, self._clock())
             if self.options.commits and commit is not None:
-                self._logs[at].committed = commit.offset
+                logs[at].committed = commit.offset
             if at not in own or (self.options.commits and not self._is_shared):
                 chosen_now[at] = Ranges.below(first)
-        self._logs = dict(sorted(self._logs.items()))
+        # Must come before the partitions are added: if it fails, the next plan begins them from new commits.
+        self._check_unchanged(chosen_now)
+        self._logs = dict(sorted((self._logs | logs).items()))
         self._commit_now(chosen_now)
 
     def _compare_topic_ids(self, topics: set[str], saved_ids: Iterable[tuple[str, object]]) -> None:
@@ -608,6 +620,13 @@ class KafkaInput:
         takes_any = self._range.takes_commits_of_others(at)
         return commit.offset if commit is not None and takes_any and not is_known else first
 
+    def _check_unchanged(self, partitions: Collection[At]) -> None:
+        """Check that no other run, and not ``acker offsets``, has committed since these commits were read, because the
+        first commit would undo that. Raises ``CheckpointError``."""
+        if self.options.commits and not self._is_shared and partitions:
+            is_start = not self._has_begun
+            self._own_commits.check_runs(partitions, None if is_start else PLAN_S, is_start=is_start)
+
     def _commit_now(self, done: Mapping[At, Ranges]) -> None:
         """Commit first offsets at once, so that a restart before the first finished batch begins at the same ones, and
         so that a driver that begins later finds this one."""
@@ -633,9 +652,10 @@ class KafkaInput:
         self._connected.serve()
 
     def _renew_commits(self) -> None:
-        """Commit all offsets again if that is due. In a group ZooKeeper has the progress."""
+        """Commit all offsets again if that is due. In a group too: ZooKeeper says nothing of a partition from which no
+        record was read, and its next owner begins at the offset in Kafka."""
         now_s = self._clock()
-        if now_s < self._renew_due_s or self._is_shared:
+        if now_s < self._renew_due_s:
             return
         self._renew_due_s = now_s + RENEW_S
         if self.options.commits:

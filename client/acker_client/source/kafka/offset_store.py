@@ -57,10 +57,10 @@ class KafkaOffsets:
         self.source = ""
         self._broker: Broker | None = None
         self._commits: Commits | None = None
-        # Offsets that this run has loaded or saved last.
+        # Offsets that this run has loaded or saved last, and whether it has committed any of them.
         self._kept: dict[str, Committed] = {}
         self._loaded: dict[str, Committed] = {}
-        self._is_cut = self._is_shared = False
+        self._is_cut = self._is_shared = self._has_committed = False
 
     @classmethod
     def of(cls, topics: Topics, connection: KafkaConnection) -> Self:
@@ -80,7 +80,8 @@ class KafkaOffsets:
         if kind != "kafka":
             raise CheckpointError(f"{self} hold the progress of Kafka's records, not of {kind!r}: give a file")
         self.source = source
-        self._kept, self._loaded, self._is_cut, self._is_shared = {}, {}, False, False
+        self._kept, self._loaded = {}, {}
+        self._is_cut = self._is_shared = self._has_committed = False
         self._broker = Broker(self.connection)
         self._commits = Commits(self._broker, source)
 
@@ -98,8 +99,9 @@ class KafkaOffsets:
 
     def _commit_end(self) -> None:
         """Commit once more what is done, with the note that this run is over. In a group another source may have the
-        partitions by now."""
-        if self._kept and not self._is_shared:
+        partitions by now. A run that has failed before its first commit commits nothing: it would stop a driver that
+        runs with at-most-once."""
+        if self._has_committed and self._kept and not self._is_shared:
             self._open_commits.check_runs(map(At.named, self._kept), CHECK_S)
             self._open_broker.commit(
                 {At.named(name): self._commit_of(each, is_over=True) for name, each in self._kept.items()}
@@ -190,6 +192,7 @@ class KafkaOffsets:
         if not self.waits:
             self._open_broker.commit({At.named(name): self._commit_of(each) for name, each in committed.items()})
             self._kept |= committed
+            self._has_committed = True
             return
         why = self._try_commit(committed)
         while TOO_LARGE in why and self.metadata_bytes_max > METADATA_BYTES_MIN:
@@ -198,6 +201,7 @@ class KafkaOffsets:
         if why:
             raise self._not_saved(why)
         self._kept |= committed
+        self._has_committed = True
 
     def _is_saved(self, name: str, committed: Committed) -> bool:
         kept = self._kept.get(name)
