@@ -147,6 +147,43 @@ def test_pandas_sees_a_frame_and_its_index_is_the_parents() -> None:
     assert (words, reasons) == (["a", "b", "c"], {})
 
 
+@pytest.mark.parametrize(
+    "reorder",
+    [
+        lambda frame: frame.sort_values("text"),
+        lambda frame: frame.iloc[::-1],
+        lambda frame: frame.sort_values("text").convert_dtypes(),
+        lambda frame: frame.set_axis([2.0, 0.0, 1.0]).set_axis(np.array([2, 0, 1], np.int8)),
+    ],
+)
+def test_a_pandas_operator_that_reorders_its_rows_without_parents_is_refused(reorder: Any) -> None:
+    step = over_arrow(over_pandas(lambda frame: reorder(frame.assign(word=frame["text"])), WORD, "words"))
+    with pytest.raises(OperatorError, match=r"operator 'words' .* rows were reordered.*return \(frame, frame\.index\)"):
+        run(reading(["c", "a", "b"]), [step])
+
+
+@pytest.mark.parametrize(
+    "reindex",
+    [
+        lambda frame: frame.reset_index(drop=True),
+        lambda frame: frame.set_axis([7, 5, 6]),
+        lambda frame: frame.set_axis([0, 0, 1]),
+        lambda frame: frame.set_axis(["c", "a", "b"]),
+        lambda frame: frame.set_axis([2.0, 0.0, 1.0]),
+        lambda frame: frame.set_axis(pd.Index([2, 0, 1], name="customer")),
+        lambda frame: frame.set_axis(pd.MultiIndex.from_tuples([(2, 0), (0, 0), (1, 0)])),
+        lambda frame: (frame.iloc[::-1], [2, 1, 0]),
+        lambda frame: (frame.iloc[::-1], frame.index[::-1]),
+    ],
+)
+def test_a_pandas_operator_may_give_its_rows_an_index_of_their_own(reindex: Any) -> None:
+    def named(frame: Any) -> Any:
+        return reindex(frame.assign(word=frame["text"]))
+
+    found, reasons = finished(["c", "a", "b"], over_pandas(named, WORD, "words"))
+    assert (sorted(found), reasons) == (["a", "b", "c"], {})
+
+
 def test_a_pandas_column_of_another_type_is_named() -> None:
     with pytest.raises(OperatorError, match=r"'word' is declared string, and is int64 in the frame .*; cast it, or"):
         run(reading(["a"]), [over_arrow(over_pandas(lambda frame: frame.assign(word=1), WORD, "words"))])

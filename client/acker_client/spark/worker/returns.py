@@ -112,9 +112,28 @@ def over_pandas(function: BatchFunction, schema: StructType, name: str) -> Batch
 
     def over_arrow(batch: pa.RecordBatch) -> Any:
         frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), subject)
-        return batch_of(columns_of_frame(frame, arrow_schema(schema), subject), schema.names, len(frame)), parents
+        columns = columns_of_frame(frame, arrow_schema(schema), subject)
+        if parents is None:
+            _refuse_reordered(frame.index, batch.num_rows, subject)
+        return batch_of(columns, schema.names, len(frame)), parents
 
     return over_arrow
+
+
+def _refuse_reordered(index: Any, rows: int, subject: str) -> None:
+    """Raise :class:`OperatorError` if the index of a frame, of ``rows`` rows, says that they are in another order.
+
+    An index with a name comes from a column, and says nothing about the order of the input.
+    """
+    dtype = index.dtype
+    if len(index) != rows or index.name is not None or not isinstance(dtype, np.dtype) or dtype.kind not in "iu":
+        return
+    found, every = index.to_numpy(), np.arange(rows)
+    if not np.array_equal(found, every) and np.array_equal(np.sort(found), every):
+        raise OperatorError(
+            f"{subject} returned a frame whose index says that its rows were reordered, and no parents: return (frame,"
+            " frame.index), or keep the order. If the index means something else, return frame.reset_index(drop=True)"
+        )
 
 
 def columns_of_frame(frame: Any, schema: pa.Schema, subject: str) -> list[Any]:
