@@ -141,6 +141,18 @@ def test_columns_make_a_struct() -> None:
     assert list(failed.values()) == ["it: IndexError: string index out of range"]
 
 
+def test_an_object_that_a_function_reuses_counts_with_what_it_held_when_it_was_returned() -> None:
+    reused: dict[str, Any] = {}
+
+    def sizes(text: str) -> Any:
+        reused["size"] = len(text)
+        return reused
+
+    task = task_of(sizes, StructType([StructField("size", LongType())]), name="it")
+    [column] = task.run(batches_of([["ab", "x", ""]]))
+    assert column.to_pylist() == [{"size": 2}, {"size": 1}, {"size": 0}]
+
+
 def test_a_value_that_does_not_fit_fails_its_row_alone() -> None:
     task = task_of(lambda text: text if text == "bb" else 7, name="it")
     [column] = task.run(batches_of([["a", "bb", "a"]]))

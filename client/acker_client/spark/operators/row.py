@@ -98,13 +98,16 @@ class RowTask:
     def _call(self, anchors: Anchors, left: Iterator[tuple[int, Any]]) -> tuple[list[int], list[Any]]:
         """Call the function for the rows that are ``left`` (index and Row), until their children fill a piece. Return
         the number of children of each row, and all children."""
-        function, returned_rows = self._step.function, self._writer.returned_rows
+        function, rows_in = self._step.function, self._writer.rows_in
+        fixed, copy = self._writer.fixed, self._writer.copy
         counts, children, before = list[int](), list[Any](), 0
+        append = children.append
         for row, given in left:
             try:
                 made = function(given)
                 # Most functions are generators, and need none of the checks.
-                children.extend(made if type(made) is GeneratorType else returned_rows(made))
+                for child in made if type(made) is GeneratorType else rows_in(made):
+                    append(child if type(child) in fixed else copy(child))
             except Exception as error:  # noqa: BLE001  # the user's function may raise anything
                 # A generator may have yielded children before it raised.
                 del children[before:]

@@ -24,6 +24,7 @@ from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker.returns import OperatorError, checked_columns, columns_of_frame, kind_of
 from acker_client.spark.worker.rows import RowReader, RowWriter, arrow_schema
+from acker_client.spark.worker.snapshots import snapshot
 
 Kind = Literal["row", "arrow", "pandas"]
 Columns = list[Any]
@@ -185,7 +186,7 @@ class UdfTask:
         values, rows = list[Any](), list[int]()
         for row, arguments in enumerate(self._rows_of(given)):
             try:
-                values.append(self._row_of(self._udf.function(*arguments)))
+                values.append(self._row_of(snapshot(self._udf.function(*arguments))))
                 rows.append(row)
             except Exception as error:  # noqa: BLE001  # the user's function may raise anything
                 self._fail_row(given.anchors, row, error)

@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 from acker_client.spark import compat
 from acker_client.spark.worker import ddl
 from acker_client.spark.worker.python_values import reader_of, row_maker
+from acker_client.spark.worker.snapshots import copying
 
 Child = tuple[Any, ...]
 
@@ -147,21 +148,29 @@ class RowReader:
 
 
 class RowWriter:
-    """Makes Arrow columns from the results of a row operator. Not picklable; made in the task."""
+    """Makes Arrow columns from the results of a row operator. Not picklable; made in the task.
+
+    ``fixed``: the types of rows that need no copy before the user's function goes on. ``copy`` copies any other row.
+    """
 
     def __init__(self, schema: StructType) -> None:
+        self.fixed, self.copy = copying(schema)
         self._schema = schema
         self._width = len(schema.fields)
         self._types = arrow_schema(schema).types
         self._converters = [_to_arrow(field.dataType) for field in schema.fields]
 
     def returned_rows(self, given: Any) -> list[Any]:
-        """Return the result of a call (None, one row, or any iterable of rows) as a list. Runs a generator to its end.
+        """Return the result of a call as a list of copies. Runs a generator to its end. Raises :class:`Mismatch`."""
+        return [self.copy(row) for row in self.rows_in(given)]
+
+    def rows_in(self, given: Any) -> Iterable[Any]:
+        """Return the rows in the result of a call: None, one row, or any iterable of rows.
 
         Raises :class:`Mismatch` for a frame or table, because Python would iterate over its columns.
         """
         if type(given) is list:
-            return given.copy()
+            return given
         if given is None:
             return []
         if isinstance(given, _SINGLE):
@@ -171,9 +180,7 @@ class RowWriter:
                 f"give rows of ({self._ddl}), got a {type(given).__name__}: a function that returns frames is a"
                 " @pandas_operator, one that returns tables an @arrow_operator"
             )
-        if not isinstance(given, Iterable):
-            return [given]
-        return list(given)
+        return given if isinstance(given, Iterable) else [given]
 
     def columns(self, children: list[Any]) -> list[Any]:
         """Return ``children`` (tuples, Rows, dicts, or bare values if there is one column) as Arrow arrays.
