@@ -1,7 +1,7 @@
 """The step that calls a user's function with whole batches.
 
-If the function raises, the step calls it again with each half of the batch, down to the single rows that cause the
-error.
+If the function raises, or returns a value that does not fit its column, the step calls it again with each half of the
+batch, down to the single rows that cause the error.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class BatchTask:
             return
         try:
             given = self._step.function(rows.data)
+            columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
         except OperatorError:
             raise
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             yield from self._retry_in_halves(rows, error)
             return
-        columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
         step = self._step
         yield derive(
             self._tally,

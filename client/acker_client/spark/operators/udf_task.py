@@ -1,8 +1,9 @@
 """The task of an ``acker_udf``: calls the user's function with the columns of each batch, and counts the rows' edges.
 
-Decides which rows fail when the function raises. A row function is called row by row. A function over batches is called
-again with each half, down to the single rows that cause the error. A function over an iterator is started again behind
-the batches for which it raised, and these are given to it one half after the other.
+Decides which rows fail when the function raises, or returns a value that does not fit. A row function is called row by
+row. A function over batches is called again with each half, down to the single rows that cause the error. A function
+over an iterator is started again behind the batches for which it raised, and these are given to it one half after the
+other.
 """
 
 from __future__ import annotations
@@ -179,8 +180,11 @@ class UdfTask:
         for result in self._udf.function(feed):
             if not feed.taken:
                 raise OperatorError(f"{self._subject} yielded more often than it took a batch: yield once for each")
-            given = feed.taken.popleft()
-            yield given, self._whole(self._checked(result, len(given)), len(given))
+            given = feed.taken[0]
+            # Stays in the feed until its result fits, because a batch without a result is given to the function again.
+            answer = self._whole(self._checked(result, len(given)), len(given))
+            feed.taken.popleft()
+            yield given, answer
 
     def _called_by_row(self, given: Given) -> Made:
         values, rows = list[Any](), list[int]()
@@ -230,7 +234,8 @@ class UdfTask:
         return iter(RowReader(StructType(fields)).rows(batch_of(given.columns, names, len(given))))
 
     def _checked(self, result: Any, rows: int) -> Columns:
-        """Return the declared columns of a result. Raises :class:`OperatorError`."""
+        """Return the declared columns of a result. Raises :class:`OperatorError` and
+        :class:`~acker_client.spark.worker.rows.Mismatch`."""
         if self._udf.kind == "pandas":
             frame = result.to_frame(self._schema.names[0]) if hasattr(result, "to_frame") else result
             columns = columns_of_frame(frame, self._schema, self._subject)
