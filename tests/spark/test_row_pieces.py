@@ -29,7 +29,7 @@ from acker_client.spark.operators.row import RowStep
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.rows import Mismatch, RowWriter, arrow_schema
 from acker_protocol.ids import root_id
-from tests.spark.chains import SCOPE, SETTINGS, TEXT, failed, ledger, reading, run, sink
+from tests.spark.chains import SCOPE, SETTINGS, TEXT, arriving, failed, ledger, reading, run, sink
 
 PAIR = StructType([StructField("word", StringType()), StructField("size", IntegerType(), False)])
 MIXED = StructType([*PAIR.fields, StructField("list", ArrayType(LongType()))])
@@ -112,6 +112,60 @@ def test_a_tuple_of_another_length_fails_its_row_alone(other: tuple[Any, ...]) -
     table, reports = run(reading(["text"] * 2), [step, sink()])
     assert table.select(["word", "size"]).to_pylist() == [{"word": "a", "size": 1}]
     assert list(failed(reports)) == [root_id(SCOPE.first, 0)]
+
+
+BAD_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+
+
+@pytest.mark.parametrize("bad", [[], [0], [3], [0, 1, 5, 9], list(range(10))], ids=str)
+def test_a_text_that_is_not_utf_8_fails_its_row_alone(bad: list[int]) -> None:
+    table, _ = run(reading([str(number) for number in range(10)]), [])
+    texts = [BAD_TEXT if number in bad else pa.array([str(number)]) for number in range(10)]
+    table = table.set_column(1, "text", pa.concat_arrays(texts))
+    step = RowStep("texts", lambda row: [(row.text, 1)], TEXT, PAIR, ("number",), "fail")
+    made, reports = arriving([step], table)
+    numbers = [number for number in range(10) if number not in bad]
+    assert made.select(["word", "number"]).to_pylist() == [
+        {"word": str(number), "number": number} for number in numbers
+    ]
+    assert set(failed(reports)) == {root_id(SCOPE.first, number) for number in bad}
+    assert all("texts: UnicodeDecodeError" in reason for reason in failed(reports).values())
+
+
+class Mute(Exception):
+    """An exception, or a value, that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def raises_mute(row: Row) -> Any:
+    if row.number == 1:
+        raise Mute
+    return [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (raises_mute, "mute: Mute: Mute"),
+        (
+            lambda row: [(Mute() if row.number == 1 else "a", 1)],
+            "mute: Mismatch: field 'word' is string, got Mute (Mute)",
+        ),
+        (lambda row: [Mute() if row.number == 1 else ("a", 1)], "mute: Mismatch: give a tuple, Row or dict of"),
+        (lambda row: [("a", 1, *[Mute()] * (row.number == 1))], "mute: Mismatch: give 2 values of"),
+    ],
+    ids=["exception", "value", "row", "too many values"],
+)
+def test_what_cannot_be_shown_fails_its_row_with_the_name_of_its_type(function: Any, reason: str) -> None:
+    table, reports = run(reading(["text"] * 3), [RowStep("mute", function, TEXT, PAIR, ("number",), "fail"), sink()])
+    assert table["number"].to_pylist() == [0, 2]
+    [(root, found)] = failed(reports).items()
+    assert root == root_id(SCOPE.first, 1)
+    assert found.startswith(reason)
 
 
 NESTED = StructType(

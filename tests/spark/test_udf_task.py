@@ -141,6 +141,17 @@ def test_columns_make_a_struct() -> None:
     assert list(failed.values()) == ["it: IndexError: string index out of range"]
 
 
+def test_a_text_that_is_not_utf_8_fails_its_row_alone() -> None:
+    [(texts, *anchors)] = batches_of([["a", "bb", "a"]])
+    offsets = pa.py_buffer(np.array([0, 2], np.int32))
+    bad = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
+    task = task_of(row, name="it")
+    [column] = task.run(iter([(pa.concat_arrays([texts[:1], bad, texts[2:]]), *anchors)]))
+    assert column.to_pylist() == [1, None, 1]
+    [reason] = answers(task)[1].values()
+    assert reason.startswith("it: UnicodeDecodeError")
+
+
 def test_a_result_over_batches_that_does_not_fit_fails_its_row_alone() -> None:
     def arrow(texts: pa.Array) -> pa.Array:
         return pa.array([1 << 63 if text == "!" else len(text) for text in texts.to_pylist()], pa.uint64())

@@ -126,7 +126,8 @@ class Cogroup:
         """Return the function's output for the rows of one key: the declared columns. Needs no Spark and no server.
 
         Treats both tables as tracked. ``key`` is taken from the tables unless given. Raises what the function raises,
-        and :class:`OperatorError` if its result does not fit the schema or the rows.
+        and :class:`OperatorError` or :class:`~acker_client.spark.worker.rows.Mismatch` if its result does not fit the
+        schema or the rows.
         """
         schema = self._fields()
         task = self._task(schema, None, Side(), Side())

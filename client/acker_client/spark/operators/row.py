@@ -1,7 +1,7 @@
 """The step that calls a user's function with one row. The rows that the function yields are the row's children.
 
 Works in pieces of few rows, and passes children on as soon as there are enough, so that memory stays bounded. If a row
-raises, or its children do not fit the schema, its tree fails and the other rows go on.
+cannot be read or raises, or its children do not fit the schema, its tree fails and the other rows go on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.chain import TakeRows
-from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter
+from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter, Unreadable
 
 RowFunction = Callable[[Any], Any]
 
@@ -88,17 +88,32 @@ class RowTask:
         """Call the function for every row, and yield the children of the rows, in order."""
         for start in range(0, len(rows), PIECE_ROWS):
             row, stop = start, min(start + PIECE_ROWS, len(rows))
-            left = enumerate(self._reader.rows(rows.data.slice(start, PIECE_ROWS)), start)
+            given, function = self._read(rows.data.slice(start, PIECE_ROWS))
+            left = enumerate(given, start)
             while row < stop:
                 # No variable here may hold the children: the next piece takes their memory, which is in the cache.
-                piece = self._converted(rows.anchors, row, *self._call(rows.anchors, left))
+                piece = self._converted(rows.anchors, row, *self._call(rows.anchors, left, function))
                 yield piece
                 row += len(piece.counts)
 
-    def _call(self, anchors: Anchors, left: Iterator[tuple[int, Any]]) -> tuple[list[int], list[Any]]:
-        """Call the function for the rows that are ``left`` (index and Row), until their children fill a piece. Return
+    def _read(self, batch: pa.RecordBatch) -> tuple[list[Any], RowFunction]:
+        """Return the Rows of ``batch``, and the function to call for each of them."""
+        try:
+            return self._reader.rows(batch), self._step.function
+        except Exception:  # noqa: BLE001  # Arrow and Spark's converters raise several types of errors
+            return self._reader.readable_rows(batch), self._call_if_readable
+
+    def _call_if_readable(self, row: Any) -> Any:
+        if isinstance(row, Unreadable):
+            raise row.error
+        return self._step.function(row)
+
+    def _call(
+        self, anchors: Anchors, left: Iterator[tuple[int, Any]], function: RowFunction
+    ) -> tuple[list[int], list[Any]]:
+        """Call ``function`` for the rows that are ``left`` (index and Row), until their children fill a piece. Return
         the number of children of each row, and all children."""
-        function, rows_in = self._step.function, self._writer.rows_in
+        rows_in = self._writer.rows_in
         fixed, copy = self._writer.fixed, self._writer.copy
         counts, children, before = list[int](), list[Any](), 0
         append = children.append

@@ -24,7 +24,7 @@ from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker.returns import OperatorError, checked_columns, columns_of_frame, kind_of
-from acker_client.spark.worker.rows import RowReader, RowWriter, arrow_schema
+from acker_client.spark.worker.rows import RowReader, RowWriter, Unreadable, arrow_schema
 from acker_client.spark.worker.snapshots import snapshot
 
 Kind = Literal["row", "arrow", "pandas"]
@@ -190,6 +190,8 @@ class UdfTask:
         values, rows = list[Any](), list[int]()
         for row, arguments in enumerate(self._rows_of(given)):
             try:
+                if isinstance(arguments, Unreadable):
+                    raise arguments.error
                 values.append(self._row_of(snapshot(self._udf.function(*arguments))))
                 rows.append(row)
             except Exception as error:  # noqa: BLE001  # the user's function may raise anything
@@ -225,13 +227,13 @@ class UdfTask:
     def _arguments(self, given: Given) -> Columns:
         return [_series(column) for column in given.columns] if self._udf.kind == "pandas" else given.columns
 
-    def _rows_of(self, given: Given) -> Iterator[tuple[Any, ...]]:
+    def _rows_of(self, given: Given) -> Iterator[tuple[Any, ...] | Unreadable]:
         names = [f"_{index}" for index in range(len(given.columns))]
         fields = [
             StructField(name, compat.spark_type(pa.field(name, column.type)))
             for name, column in zip(names, given.columns, strict=True)
         ]
-        return iter(RowReader(StructType(fields)).rows(batch_of(given.columns, names, len(given))))
+        return iter(RowReader(StructType(fields)).readable_rows(batch_of(given.columns, names, len(given))))
 
     def _checked(self, result: Any, rows: int) -> Columns:
         """Return the declared columns of a result. Raises :class:`OperatorError` and

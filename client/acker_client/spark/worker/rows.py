@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -35,6 +36,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from acker_client.error_text import safe_text
 from acker_client.spark import compat
 from acker_client.spark.worker import ddl
 from acker_client.spark.worker.python_values import reader_of, row_maker
@@ -132,6 +134,13 @@ def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
     return compat.arrow_schema(schema, large=large)
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a row that Python cannot read, such as one with a text that is not UTF-8. ``error`` says why."""
+
+    error: Exception
+
+
 class RowReader:
     """Makes Rows from the columns of a batch. Not picklable; made in the task."""
 
@@ -145,6 +154,16 @@ class RowReader:
             return [self._make(()) for _ in range(batch.num_rows)]
         columns = [read(column) for read, column in zip(self._readers, batch.columns, strict=True)]
         return list(map(self._make, zip(*columns, strict=True)))
+
+    def readable_rows(self, batch: pa.RecordBatch) -> list[Row | Unreadable]:
+        """Return what :meth:`rows` returns, with an :class:`Unreadable` for each row that cannot be read."""
+        try:
+            return list(self.rows(batch))
+        except Exception as error:  # noqa: BLE001  # Arrow and Spark's converters raise several types of errors
+            if batch.num_rows == 1:
+                return [Unreadable(error)]
+        half = batch.num_rows // 2
+        return [*self.readable_rows(batch.slice(0, half)), *self.readable_rows(batch.slice(half))]
 
 
 class RowWriter:
@@ -282,5 +301,5 @@ def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = safe_text(value, repr)
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
