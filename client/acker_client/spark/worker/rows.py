@@ -31,6 +31,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
     UserDefinedType,
     VarcharType,
@@ -287,7 +288,16 @@ def _is_accepted(kind: type, declared: DataType) -> bool:
     return True
 
 
+def _without_zone(value: Any) -> Any:
+    # Arrow would take the time in UTC and drop the zone.
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        raise TypeError("a time with a zone")
+    return value
+
+
 def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
+    if isinstance(kind, TimestampNTZType):
+        return _without_zone
     # Spark's converters turn anything into a string. Here strings, numbers and dates have to fit the schema unchanged.
     if not isinstance(
         kind, (StructType, ArrayType, MapType, TimestampType, UserDefinedType)
