@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from acker_client.spark import OperatorError, branch, explode, group, join, operator, sink, where
+from acker_client.spark.operators.join import _refuse_inexact
 from acker_client.spark.worker.rows import Mismatch
 from tests.spark.live_batch import ACKED, LOST, LiveBatch, texts
 
@@ -121,6 +123,51 @@ def test_a_join_on_text_of_the_table_with_a_number_is_refused(spark: SparkSessio
     says = r"'number' is bigint on the tracked side and text in the table.*cast"
     with LiveBatch(spark, server.address, texts(2)) as live, pytest.raises(ValueError, match=says):
         live.df.transform(join(small, "number"))
+
+
+@pytest.mark.parametrize(
+    ("tracked", "table", "is_refused"),
+    [
+        ("double", "bigint", True),
+        ("float", "int", True),
+        ("float", "bigint", True),
+        ("double", "decimal(18,2)", True),
+        ("string", "decimal(18,2)", True),
+        ("decimal(38,20)", "bigint", True),
+        ("decimal(15,2)", "decimal(38,0)", True),
+        ("timestamp", "timestamp_ntz", True),
+        ("array<double>", "array<bigint>", True),
+        ("struct<a: int, b: double>", "struct<a: int, b: bigint>", True),
+        ("bigint", "double", False),
+        ("int", "bigint", False),
+        ("bigint", "int", False),
+        ("double", "int", False),
+        ("float", "smallint", False),
+        ("double", "float", False),
+        ("float", "double", False),
+        ("double", "decimal(15,2)", False),
+        ("bigint", "decimal(38,0)", False),
+        ("bigint", "decimal(38,18)", False),
+        ("decimal(38,18)", "bigint", False),
+        ("decimal(15,2)", "double", False),
+        ("decimal(18,2)", "decimal(10,4)", False),
+        ("string", "bigint", False),
+        ("timestamp", "date", False),
+        ("timestamp_ntz", "timestamp", False),
+        ("array<double>", "array<int>", False),
+    ],
+)
+def test_a_join_is_refused_only_on_a_key_that_spark_would_round(
+    spark: SparkSession, tracked: str, table: str, is_refused: bool
+) -> None:
+    ours, theirs = (StructType.fromDDL(f"k {kind}") for kind in (tracked, table))
+    if is_refused:
+        with pytest.raises(
+            ValueError, match=r"the key 'k' is .* in the table, where several .* may be one value.*cast"
+        ):
+            _refuse_inexact("join", ours, theirs, ["k"])
+    else:
+        _refuse_inexact("join", ours, theirs, ["k"])
 
 
 @pytest.mark.long
