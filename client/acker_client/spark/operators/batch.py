@@ -13,7 +13,7 @@ import numpy as np
 from pyspark.sql.types import StructType
 
 from acker_client.spark.anchoring.anchors import Rows
-from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.derive import derive_keeping
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
@@ -59,7 +59,7 @@ class BatchTask:
             yield from self._retry_in_halves(rows, error)
             return
         step = self._step
-        yield derive(
+        yield from derive_keeping(
             self._tally,
             rows,
             columns,

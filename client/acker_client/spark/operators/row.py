@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from acker_client.spark.anchoring import sizes
 from acker_client.spark.anchoring.anchors import Anchors, Rows
-from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.derive import derive_keeping
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
@@ -73,16 +74,17 @@ class RowTask:
 
     def take_rows(self, rows: Rows) -> Iterator[Rows]:
         with _rare_collections():
-            start, pieces, found = 0, list[_Piece](), 0
+            start, pieces, found, size = 0, list[_Piece](), 0, 0
             for piece in self._pieces(rows):
                 pieces.append(piece)
                 found += sum(piece.counts)
-                if found >= chain.BATCH_ROWS:
-                    yield self._anchor_children(rows, start, pieces)
+                size += sum(column.nbytes for column in piece.columns)
+                if found >= chain.BATCH_ROWS or size >= sizes.BATCH_BYTES:
+                    yield from self._anchor_children(rows, start, pieces)
                     start += sum(len(each.counts) for each in pieces)
-                    pieces, found = [], 0
+                    pieces, found, size = [], 0, 0
             if pieces:
-                yield self._anchor_children(rows, start, pieces)
+                yield from self._anchor_children(rows, start, pieces)
 
     def _pieces(self, rows: Rows) -> Iterator[_Piece]:
         """Call the function for every row, and yield the children of the rows, in order."""
@@ -92,9 +94,9 @@ class RowTask:
             left = enumerate(given, start)
             while row < stop:
                 # No variable here may hold the children: the next piece takes their memory, which is in the cache.
-                piece = self._converted(rows.anchors, row, *self._call(rows.anchors, left, function))
-                yield piece
-                row += len(piece.counts)
+                for piece in self._converted(rows.anchors, row, *self._call(rows.anchors, left, function)):
+                    row += len(piece.counts)
+                    yield piece
 
     def _read(self, batch: pa.RecordBatch) -> tuple[list[Any], RowFunction]:
         """Return the Rows of ``batch``, and the function to call for each of them."""
@@ -133,13 +135,27 @@ class RowTask:
                 break
         return counts, children
 
-    def _converted(self, anchors: Anchors, start: int, counts: list[int], children: list[Any]) -> _Piece:
+    def _converted(self, anchors: Anchors, start: int, counts: list[int], children: list[Any]) -> list[_Piece]:
         """Return the children of the rows from ``start`` on as columns. Rows with a child that does not fit fail."""
         try:
-            return _Piece(counts, self._writer.columns(children))
+            columns = self._writer.columns(children)
         except Exception:  # noqa: BLE001  # Arrow raises several types of errors for unfit values
             counts, children = self._drop_mismatches(anchors, start, counts, children)
-            return _Piece(counts, self._writer.columns(children))
+            columns = self._writer.columns(children)
+        # Arrow makes a chunked array where one array cannot hold the values.
+        if not any(isinstance(column, pa.ChunkedArray) for column in columns):
+            return [_Piece(counts, columns)]
+        if len(counts) == 1:
+            self._culprits.fail_row(
+                anchors, start, Mismatch("the rows that it became have more than 2 GiB in a column")
+            )
+            return [_Piece([0], self._writer.columns([]))]
+        half = len(counts) // 2
+        after = sum(counts[:half])
+        return [
+            *self._converted(anchors, start, counts[:half], children[:after]),
+            *self._converted(anchors, start + half, counts[half:], children[after:]),
+        ]
 
     def _drop_mismatches(
         self, anchors: Anchors, start: int, counts: list[int], children: list[Any]
@@ -158,13 +174,14 @@ class RowTask:
             fitting += made
         return fit, fitting
 
-    def _anchor_children(self, rows: Rows, start: int, pieces: list[_Piece]) -> Rows:
+    def _anchor_children(self, rows: Rows, start: int, pieces: list[_Piece]) -> Iterator[Rows]:
         """Return the children of the rows from ``start`` on, anchored to these rows."""
         counts = np.array([count for piece in pieces for count in piece.counts], np.int64)
         columns = [pa.concat_arrays(parts) for parts in zip(*(piece.columns for piece in pieces), strict=True)]
         part = Rows(rows.data.slice(start, len(counts)), rows.anchors.slice(start, start + len(counts)))
         step = self._step
-        return derive(self._tally, part, columns, step.schema.names, step.keep, counts=counts, anchored=step.anchored)
+        names, anchored = step.schema.names, step.anchored
+        return derive_keeping(self._tally, part, columns, names, step.keep, counts=counts, anchored=anchored)
 
 
 @contextmanager
