@@ -17,7 +17,7 @@ from acker_client.spark.operators.branch import BranchStep
 from acker_client.spark.operators.flags import FLAG
 from acker_client.spark.operators.read import Reading, Records
 from acker_client.spark.operators.where import WhereStep
-from acker_client.spark.worker.chain import Arriving, Chain
+from acker_client.spark.worker.chain import Arriving, Chain, Step
 from acker_protocol.ids import edge0, root_id
 from acker_protocol.messages import InitScope
 from acker_protocol.reports import digest
@@ -235,7 +235,7 @@ def test_copies_of_rows_that_spark_computed_differently_never_complete_a_tree(se
     for index, ranks in enumerate(([1, 2], second)):
         copy, branched = arriving([BranchStep("branch", index, 2)], table.add_column(0, "rn", pa.array(ranks)))
         flagged = copy.append_column(FLAG, pa.array([rank == index + 1 for rank in ranks]))
-        steps = [WhereStep(f"where {index}", digests_values=False), sink(f"save {index}")]
+        steps: list[Step] = [WhereStep(f"where {index}", digests_values=False), sink(f"save {index}")]
         saved, reported = arriving(steps, flagged)
         assert saved.num_rows == 1
         reports += [*branched, *reported]

@@ -160,7 +160,8 @@ def test_a_join_on_text_of_the_table_with_a_number_is_refused(spark: SparkSessio
 def test_a_join_is_refused_only_on_a_key_that_spark_would_round(
     spark: SparkSession, tracked: str, table: str, is_refused: bool
 ) -> None:
-    ours, theirs = (StructType.fromDDL(f"k {kind}") for kind in (tracked, table))
+    sides: list[Any] = [StructType.fromDDL(f"k {kind}") for kind in (tracked, table)]
+    ours, theirs = sides
     if is_refused:
         with pytest.raises(
             ValueError, match=r"the key 'k' is .* in the table, where several .* may be one value.*cast"

@@ -43,6 +43,9 @@ MATCHES = "_acker_matches"
 # Decimals of so many digits stay different as doubles. Spark's decimals have no more than so many digits.
 DOUBLE_DIGITS, DECIMAL_DIGITS = 15, 38
 
+# The digits of the decimal type that Spark takes for an integer.
+_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 20}
+
 
 def join(
     other: DataFrame, on: str | Sequence[str], how: Literal["inner", "left"] = "inner", *, name: str = "join"
@@ -144,8 +147,7 @@ def _decimal_of(kind: DataType) -> DecimalType | None:
     """Return the decimal type that Spark takes for a number beside a decimal; None for other types."""
     if isinstance(kind, DecimalType):
         return kind
-    digits = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 20}.get(type(kind))
-    return None if digits is None else DecimalType(digits, 0)
+    return DecimalType(_DIGITS[type(kind)], 0) if type(kind) in _DIGITS else None
 
 
 def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:

@@ -26,7 +26,7 @@ from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.chain import TakeRows
-from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter, Unreadable
+from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter, UnreadableRow
 
 RowFunction = Callable[[Any], Any]
 
@@ -106,7 +106,7 @@ class RowTask:
             return self._reader.readable_rows(batch), self._call_if_readable
 
     def _call_if_readable(self, row: Any) -> Any:
-        if isinstance(row, Unreadable):
+        if isinstance(row, UnreadableRow):
             raise row.error
         return self._step.function(row)
 

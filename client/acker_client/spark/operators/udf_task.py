@@ -24,7 +24,7 @@ from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker.returns import OperatorError, checked_columns, columns_of_frame, kind_of
-from acker_client.spark.worker.rows import RowReader, RowWriter, Unreadable, arrow_schema
+from acker_client.spark.worker.rows import RowReader, RowWriter, UnreadableRow, arrow_schema
 from acker_client.spark.worker.snapshots import snapshot
 
 Kind = Literal["row", "arrow", "pandas"]
@@ -190,7 +190,7 @@ class UdfTask:
         values, rows = list[Any](), list[int]()
         for row, arguments in enumerate(self._rows_of(given)):
             try:
-                if isinstance(arguments, Unreadable):
+                if isinstance(arguments, UnreadableRow):
                     raise arguments.error
                 values.append(self._row_of(snapshot(self._udf.function(*arguments))))
                 rows.append(row)
@@ -227,7 +227,7 @@ class UdfTask:
     def _arguments(self, given: Given) -> Columns:
         return [_series(column) for column in given.columns] if self._udf.kind == "pandas" else given.columns
 
-    def _rows_of(self, given: Given) -> Iterator[tuple[Any, ...] | Unreadable]:
+    def _rows_of(self, given: Given) -> Iterator[tuple[Any, ...] | UnreadableRow]:
         names = [f"_{index}" for index in range(len(given.columns))]
         fields = [
             StructField(name, compat.spark_type(pa.field(name, column.type)))

@@ -136,7 +136,7 @@ def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableRow:
     """Stands for a row that Python cannot read, such as one with a text that is not UTF-8. ``error`` says why."""
 
     error: Exception
@@ -156,13 +156,13 @@ class RowReader:
         columns = [read(column) for read, column in zip(self._readers, batch.columns, strict=True)]
         return list(map(self._make, zip(*columns, strict=True)))
 
-    def readable_rows(self, batch: pa.RecordBatch) -> list[Row | Unreadable]:
-        """Return what :meth:`rows` returns, with an :class:`Unreadable` for each row that cannot be read."""
+    def readable_rows(self, batch: pa.RecordBatch) -> list[Row | UnreadableRow]:
+        """Return what :meth:`rows` returns, with an :class:`UnreadableRow` for each row that cannot be read."""
         try:
             return list(self.rows(batch))
         except Exception as error:  # noqa: BLE001  # Arrow and Spark's converters raise several types of errors
             if batch.num_rows == 1:
-                return [Unreadable(error)]
+                return [UnreadableRow(error)]
         half = batch.num_rows // 2
         return [*self.readable_rows(batch.slice(0, half)), *self.readable_rows(batch.slice(half))]
 
