@@ -45,8 +45,8 @@ _PANDAS_HINTS = {
 
 
 class OperatorError(TypeError):
-    """A batch operator broke its contract: its result has not the declared form, or does not fit its input. The task
-    fails."""
+    """A batch operator broke its contract: its result does not have the declared form, or does not fit its input. The
+    task fails."""
 
 
 def checked_batch(given: Any, schema: pa.Schema, rows: int, subject: str) -> tuple[list[Any], Positions | None]:
