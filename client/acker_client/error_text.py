@@ -1,4 +1,4 @@
-"""Error text: shortens an error of Spark or its Python workers to one line.
+"""Error text: shortens an error of Spark or its Python workers to one line, and shows objects that cannot be shown.
 
 Decides which line to show: the exception of the user's own code if a Python worker raised one, else the first line of
 the JVM with its last cause. Pure: it only reads the text that Spark writes.
@@ -7,6 +7,7 @@ the JVM with its last cause. Pure: it only reads the text that Spark writes.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 # People read a reason. The whole traceback belongs in the log of the process that failed.
 REASON_LENGTH_MAX = 500
@@ -21,6 +22,14 @@ _FRONTS = (
     re.compile(r"^.*\bterminated with exception: "),
 )
 _CAUSE = re.compile(r"^Caused by: (?P<said>.*)$", re.MULTILINE)
+
+
+def safe_text(value: object, as_text: Callable[[object], str] = str) -> str:
+    """Return the text of an object from user code, or the name of its type if ``as_text`` raises for it."""
+    try:
+        return as_text(value)
+    except Exception:  # noqa: BLE001  # the user's __str__ or __repr__ may raise anything
+        return type(value).__name__
 
 
 def shorten(error: BaseException | str) -> str:

@@ -64,8 +64,8 @@ def over_arrow(
     return BatchStep("words", function, WORD, tuple(keep), on_error, digests)
 
 
-def sink() -> SinkStep:
-    return SinkStep("save")
+def sink(name: str = "save") -> SinkStep:
+    return SinkStep(name)
 
 
 def reading(texts: Sequence[str], at_once: int = 1000) -> Reading:

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from acker_client.spark.anchoring.tally import MultipliedEdges, Report
+from acker_client.spark.operators.branch import BranchStep
+from acker_client.spark.operators.flags import FLAG
 from acker_client.spark.operators.read import Reading, Records
-from acker_client.spark.worker.chain import Arriving, Chain
+from acker_client.spark.operators.where import WhereStep
+from acker_client.spark.worker.chain import Arriving, Chain, Step
 from acker_protocol.ids import edge0, root_id
 from acker_protocol.messages import InitScope
 from acker_protocol.reports import digest
@@ -224,3 +227,16 @@ def test_unanchored_rows_pass_and_are_not_counted() -> None:
     assert out["word"].to_pylist() == ["a", "b"]
     assert [value is None for value in out["_root"].to_pylist()] == [True, False]
     assert list(ledger(reports)) == [root_id(SCOPE.first, 1)]
+
+
+@pytest.mark.parametrize(("second", "is_done"), [([1, 2], True), ([2, 1], False)], ids=["the same", "ties broken anew"])
+def test_copies_of_rows_that_spark_computed_differently_never_complete_a_tree(second: list[int], is_done: bool) -> None:
+    table, reports = run(reading(["a", "b"]), [])
+    for index, ranks in enumerate(([1, 2], second)):
+        copy, branched = arriving([BranchStep("branch", index, 2)], table.add_column(0, "rn", pa.array(ranks)))
+        flagged = copy.append_column(FLAG, pa.array([rank == index + 1 for rank in ranks]))
+        steps: list[Step] = [WhereStep(f"where {index}", digests_values=False), sink(f"save {index}")]
+        saved, reported = arriving(steps, flagged)
+        assert saved.num_rows == 1
+        reports += [*branched, *reported]
+    assert (not any(ledger(reports).values())) == is_done

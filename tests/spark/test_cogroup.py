@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from acker_client.cluster.scope import BatchScope
 from acker_client.spark import OperatorError, branch, cogroup, group, operator, sink, where
@@ -125,6 +126,21 @@ def test_in_whatever_order_rows_arrive_a_cogroup_makes_the_same_rows_with_the_sa
     again, reports_again = cogrouped(task_of(joins, right_is_tracked), left, right, dice.permutation)
     assert again.equals(made)
     assert as_sent(reports_again) == as_sent(reports)
+
+
+@pytest.mark.parametrize("made", [[None], [1 << 40]], ids=["null", "too long"])
+def test_a_value_that_does_not_fit_its_column_fails_the_records_of_its_key_alone(made: list[int | None]) -> None:
+    @cogroup("key", StructType([StructField("size", IntegerType(), False)]))
+    def sizes(key: Any, left: pa.Table, right: pa.Table) -> Any:
+        return pa.table({"size": pa.array(made if key[0].as_py() == 2 else [1], pa.int64())}), "all"
+
+    left, emitted = read(["a", "bb", "b"], SCOPE)
+    right, emitted_there = read(["a", "cc"], OTHER)
+    rows, reports = cogrouped(task_of(sizes), left, right)
+    reports += [*emitted, *emitted_there, *arriving([sink_step()], rows)[1]]
+    assert not any(ledger(reports).values())
+    assert set(failed(reports)) == {root_id(SCOPE.first, 1), root_id(OTHER.first, 1)}
+    assert rows["size"].to_pylist() == [1]
 
 
 def test_rows_come_in_the_order_of_their_records() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry, Summary
-from acker_client.spark import Operator, branch, group, operator, sink
+from acker_client.spark import Operator, branch, group, operator, sink, where
 from acker_client.spark import functions as AF
 
 RECORDS = 300
@@ -135,6 +135,41 @@ def test_a_transient_error_in_rows_that_are_evaluated_twice_costs_no_innocent_mo
     assert (summary.acked, summary.dead_lettered) == (RECORDS, 0)
     assert max(tries.again[number] for number in range(RECORDS) if number not in FLAKY) <= 1
     assert evaluations[:2] == [2, 1]
+
+
+@sink
+def save(rows: DataFrame, folder: str) -> None:
+    rows.write.mode("append").parquet(folder)
+
+
+def test_a_row_that_both_copies_dropped_because_of_another_value_is_replayed_and_written(
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    conf("spark.acker.servers", server.address)
+    (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(20)))
+    is_second = tmp_path / "is second"
+
+    @F.udf("int")
+    def rank(number: str) -> int:
+        # Stands for a row_number over ties: the second job ranks them the other way.
+        return 1 + (int(number) + is_second.exists()) % 2
+
+    def process(batch: Batch) -> None:
+        first, others = branch(batch.df.withColumn("rank", rank("value")), 2)
+        save(first.transform(where("rank = 1")), f"{tmp_path}/out")
+        is_second.touch()
+        save(others.transform(where("rank > 1")), f"{tmp_path}/out")
+
+    source = Files(
+        str(tmp_path / "in.txt"),
+        name="ranks",
+        retry=Retry(max_retries=1, initial_s=0, cap_s=0),
+        dead_letters=tmp_path / "dead",
+    )
+    summary: Summary = source.run(spark, process)
+    assert (summary.acked, summary.dead_lettered) == (20, 0)
+    written = {int(row.value) for row in spark.read.parquet(f"{tmp_path}/out").select("value").collect()}
+    assert written == set(range(20))
 
 
 def _size(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.operators import row as row_operator
@@ -19,7 +29,7 @@ from acker_client.spark.operators.row import RowStep
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.rows import Mismatch, RowWriter, arrow_schema
 from acker_protocol.ids import root_id
-from tests.spark.chains import SCOPE, SETTINGS, TEXT, failed, ledger, reading, run, sink
+from tests.spark.chains import SCOPE, SETTINGS, TEXT, arriving, failed, ledger, reading, run, sink
 
 PAIR = StructType([StructField("word", StringType()), StructField("size", IntegerType(), False)])
 MIXED = StructType([*PAIR.fields, StructField("list", ArrayType(LongType()))])
@@ -102,6 +112,141 @@ def test_a_tuple_of_another_length_fails_its_row_alone(other: tuple[Any, ...]) -
     table, reports = run(reading(["text"] * 2), [step, sink()])
     assert table.select(["word", "size"]).to_pylist() == [{"word": "a", "size": 1}]
     assert list(failed(reports)) == [root_id(SCOPE.first, 0)]
+
+
+BAD_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+
+
+@pytest.mark.parametrize("bad", [[], [0], [3], [0, 1, 5, 9], list(range(10))], ids=str)
+def test_a_text_that_is_not_utf_8_fails_its_row_alone(bad: list[int]) -> None:
+    table, _ = run(reading([str(number) for number in range(10)]), [])
+    texts = [BAD_TEXT if number in bad else pa.array([str(number)]) for number in range(10)]
+    table = table.set_column(1, "text", pa.concat_arrays(texts))
+    step = RowStep("texts", lambda row: [(row.text, 1)], TEXT, PAIR, ("number",), "fail")
+    made, reports = arriving([step], table)
+    numbers = [number for number in range(10) if number not in bad]
+    assert made.select(["word", "number"]).to_pylist() == [
+        {"word": str(number), "number": number} for number in numbers
+    ]
+    assert set(failed(reports)) == {root_id(SCOPE.first, number) for number in bad}
+    assert all("texts: UnicodeDecodeError" in reason for reason in failed(reports).values())
+
+
+class Mute(Exception):
+    """An exception, or a value, that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def raises_mute(row: Row) -> Any:
+    if row.number == 1:
+        raise Mute
+    return [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (raises_mute, "mute: Mute: Mute"),
+        (
+            lambda row: [(Mute() if row.number == 1 else "a", 1)],
+            "mute: Mismatch: field 'word' is string, got Mute (Mute)",
+        ),
+        (lambda row: [Mute() if row.number == 1 else ("a", 1)], "mute: Mismatch: give a tuple, Row or dict of"),
+        (lambda row: [("a", 1, *[Mute()] * (row.number == 1))], "mute: Mismatch: give 2 values of"),
+    ],
+    ids=["exception", "value", "row", "too many values"],
+)
+def test_what_cannot_be_shown_fails_its_row_with_the_name_of_its_type(function: Any, reason: str) -> None:
+    table, reports = run(reading(["text"] * 3), [RowStep("mute", function, TEXT, PAIR, ("number",), "fail"), sink()])
+    assert table["number"].to_pylist() == [0, 2]
+    [(root, found)] = failed(reports).items()
+    assert root == root_id(SCOPE.first, 1)
+    assert found.startswith(reason)
+
+
+NESTED = StructType(
+    [
+        StructField("word", StringType()),
+        StructField("list", ArrayType(LongType())),
+        StructField("structs", ArrayType(PAIR)),
+        StructField("map", MapType(StringType(), ArrayType(LongType()))),
+        StructField("bytes", BinaryType()),
+    ]
+)
+
+
+class Reused:
+    """Objects that a user's function fills anew for each row: the row itself, and the values in it."""
+
+    def __init__(self) -> None:
+        self.row: dict[str, Any] = {}
+        self.list = [0]
+        self.map = {"k": self.list}
+        self.struct: dict[str, Any] = {}
+        self.bytes = bytearray(1)
+
+    def filled(self, number: int) -> dict[str, Any]:
+        self.list[0], self.bytes[0] = number, number
+        self.struct.update(word=str(number), size=number)
+        self.row.update(word=str(number), list=self.list, structs=[self.struct], map=self.map, bytes=self.bytes)
+        return self.row
+
+
+def nested(number: int) -> dict[str, Any]:
+    struct = {"word": str(number), "size": number}
+    return {
+        "word": str(number),
+        "list": [number],
+        "structs": [struct],
+        "map": [("k", [number])],
+        "bytes": bytes([number]),
+    }
+
+
+@pytest.mark.parametrize(
+    "form",
+    [dict, lambda row: tuple(row.values()), lambda row: Row(**row), lambda row: row],
+    ids=["dict", "tuple", "Row", "same"],
+)
+@pytest.mark.parametrize("gives", ["yields", "returns", "returns an iterator"])
+def test_objects_that_a_function_reuses_count_with_what_they_held_when_it_gave_them(form: Any, gives: str) -> None:
+    reused = Reused()
+
+    def yields(row: Row) -> Iterator[Any]:
+        for number in (2 * row.number, 2 * row.number + 1):
+            yield form(reused.filled(number))
+
+    def returns(row: Row) -> Any:
+        return form(reused.filled(row.number))
+
+    function = {
+        "yields": yields,
+        "returns": returns,
+        "returns an iterator": lambda row: itertools.chain(yields(row)),
+    }
+    step = RowStep("nested", function[gives], TEXT, NESTED, (), "fail")
+    table, reports = run(reading(["text"] * 3), [step, sink()])
+    assert failed(reports) == {}
+    assert table.select(NESTED.names).to_pylist() == [
+        nested(number) for number in range(3 if gives == "returns" else 6)
+    ]
+
+
+def test_a_list_that_a_function_reuses_as_its_only_value_counts_with_what_it_held() -> None:
+    reused = [0]
+
+    def lists(row: Row) -> Iterator[list[int]]:
+        for number in range(3):
+            reused[0] = number
+            yield reused
+
+    schema = StructType([StructField("list", ArrayType(LongType()))])
+    table, _ = run(reading(["text"]), [RowStep("lists", lists, TEXT, schema, (), "fail"), sink()])
+    assert table["list"].to_pylist() == [[0], [1], [2]]
 
 
 def test_a_row_with_many_children_passes_them_on_before_the_next_row_is_called() -> None:

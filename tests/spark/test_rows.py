@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 from acker_client.spark.operators.row import RowStep
 from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter, arrow_schema
 from acker_protocol.ids import root_id
-from tests.spark.chains import SCOPE, WORD, failed, ledger, reading, run, sink, words
+from tests.spark.chains import SCOPE, TEXT, WORD, failed, ledger, reading, run, sink, words
 
 pytestmark = pytest.mark.matrix
 
@@ -201,3 +201,24 @@ def test_an_operator_without_columns_counts_its_children() -> None:
 def drop_columns() -> RowStep:
     given = StructType([*WORD.fields, StructField("number", LongType())])
     return RowStep("drop", lambda row: [()], given, StructType([]), (), "fail")
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["a value", "in a list"])
+def test_a_time_with_a_zone_fails_its_row_where_the_column_has_none(nested: bool) -> None:
+    kind = TimestampNTZType()
+    schema = StructType([StructField("at", ArrayType(kind) if nested else kind)])
+    noon = datetime.datetime(2026, 7, 1, 12, 0)
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+
+    def at(row: Row) -> Any:
+        found = noon.replace(tzinfo=zone) if row.number == 1 else None if row.number == 2 else noon
+        return [([found] if nested else found,)]
+
+    table, reports = run(reading(["text"] * 3), [RowStep("at", at, TEXT, schema, ("number",), "fail"), sink()])
+    assert table.select(["at", "number"]).to_pydict() == {
+        "at": [[noon], [None]] if nested else [noon, None],
+        "number": [0, 2],
+    }
+    [(root, reason)] = failed(reports).items()
+    assert root == root_id(SCOPE.first, 1)
+    assert reason.startswith(f"at: Mismatch: field 'at' is {schema['at'].dataType.simpleString()}, got ")

@@ -10,8 +10,11 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from acker_client.spark import OperatorError, branch, explode, group, join, operator, sink, where
+from acker_client.spark.operators.join import _refuse_inexact
+from acker_client.spark.worker.rows import Mismatch
 from tests.spark.live_batch import ACKED, LOST, LiveBatch, texts
 
 pytestmark = pytest.mark.matrix
@@ -122,6 +125,52 @@ def test_a_join_on_text_of_the_table_with_a_number_is_refused(spark: SparkSessio
         live.df.transform(join(small, "number"))
 
 
+@pytest.mark.parametrize(
+    ("tracked", "table", "is_refused"),
+    [
+        ("double", "bigint", True),
+        ("float", "int", True),
+        ("float", "bigint", True),
+        ("double", "decimal(18,2)", True),
+        ("string", "decimal(18,2)", True),
+        ("decimal(38,20)", "bigint", True),
+        ("decimal(15,2)", "decimal(38,0)", True),
+        ("timestamp", "timestamp_ntz", True),
+        ("array<double>", "array<bigint>", True),
+        ("struct<a: int, b: double>", "struct<a: int, b: bigint>", True),
+        ("bigint", "double", False),
+        ("int", "bigint", False),
+        ("bigint", "int", False),
+        ("double", "int", False),
+        ("float", "smallint", False),
+        ("double", "float", False),
+        ("float", "double", False),
+        ("double", "decimal(15,2)", False),
+        ("bigint", "decimal(38,0)", False),
+        ("bigint", "decimal(38,18)", False),
+        ("decimal(38,18)", "bigint", False),
+        ("decimal(15,2)", "double", False),
+        ("decimal(18,2)", "decimal(10,4)", False),
+        ("string", "bigint", False),
+        ("timestamp", "date", False),
+        ("timestamp_ntz", "timestamp", False),
+        ("array<double>", "array<int>", False),
+    ],
+)
+def test_a_join_is_refused_only_on_a_key_that_spark_would_round(
+    spark: SparkSession, tracked: str, table: str, is_refused: bool
+) -> None:
+    sides: list[Any] = [StructType.fromDDL(f"k {kind}") for kind in (tracked, table)]
+    ours, theirs = sides
+    if is_refused:
+        with pytest.raises(
+            ValueError, match=r"the key 'k' is .* in the table, where several .* may be one value.*cast"
+        ):
+            _refuse_inexact("join", ours, theirs, ["k"])
+    else:
+        _refuse_inexact("join", ours, theirs, ["k"])
+
+
 @pytest.mark.long
 def test_left_join_keeps_rows_without_a_match(spark: SparkSession, server: Any) -> None:
     small = spark.createDataFrame([(0, "x"), (0, "y"), (3, None)], "number long, tag string")
@@ -204,10 +253,6 @@ TABLE = pa.table({"number": [1, 2, 3], "word": ["a", "b", "c"]})
             "returned a DataFrame where a pyarrow RecordBatch or Table is expected: use pa.Table.from",
         ),
         ((TABLE.select(["word"])[:1], "all"), "declares a column 'number', and what it returned lacks it"),
-        (
-            (TABLE.set_column(0, "number", pa.array([["x"]] * 3))[:1], "all"),
-            "column 'number' is declared int64, and is",
-        ),
     ],
 )
 def test_what_a_group_may_not_return_is_named(spark: SparkSession, given: Any, says: str) -> None:
@@ -215,6 +260,12 @@ def test_what_a_group_may_not_return_is_named(spark: SparkSession, given: Any, s
         group("word", "number long", name="g")(lambda rows: given).test(TABLE)
     assert str(error.value).startswith("group 'g'")
     assert says in str(error.value)
+
+
+def test_a_group_is_tested_for_values_that_do_not_fit(spark: SparkSession) -> None:
+    texts = TABLE.set_column(0, "number", pa.array(["x"] * 3))[:1]
+    with pytest.raises(Mismatch, match=r"^group 'g': column 'number' is declared int64, and is string"):
+        group("word", "number long", name="g")(lambda rows: (texts, "all")).test(TABLE)
 
 
 def test_a_group_is_tested_on_the_rows_of_one() -> None:

@@ -183,6 +183,48 @@ def test_columns_make_a_struct() -> None:
     assert list(failed.values()) == ["it: IndexError: string index out of range"]
 
 
+def test_a_text_that_is_not_utf_8_fails_its_row_alone() -> None:
+    [(texts, *anchors)] = batches_of([["a", "bb", "a"]])
+    offsets = pa.py_buffer(np.array([0, 2], np.int32))
+    bad = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
+    task = task_of(row, name="it")
+    [column] = task.run(iter([(pa.concat_arrays([texts[:1], bad, texts[2:]]), *anchors)]))
+    assert column.to_pylist() == [1, None, 1]
+    [reason] = answers(task)[1].values()
+    assert reason.startswith("it: UnicodeDecodeError")
+
+
+def test_a_result_over_batches_that_does_not_fit_fails_its_row_alone() -> None:
+    def arrow(texts: pa.Array) -> pa.Array:
+        return pa.array([1 << 63 if text == "!" else len(text) for text in texts.to_pylist()], pa.uint64())
+
+    def two_ahead(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        first = next(batches, None)
+        while first is not None:
+            second = next(batches, None)
+            yield arrow(first)
+            first = second
+
+    for function in (arrow, two_ahead):
+        task = task_of(function, name="it")
+        made = [column.to_pylist() for column in task.run(batches_of([["a"], ["bb", "!"], ["", "a"]]))]
+        assert made == [[1], [2, None], [0, 1]]
+        [reason] = answers(task)[1].values()
+        assert reason.startswith("it: Mismatch: acker_udf 'it': column 'value' is declared int64, and is uint64")
+
+
+def test_an_object_that_a_function_reuses_counts_with_what_it_held_when_it_was_returned() -> None:
+    reused: dict[str, Any] = {}
+
+    def sizes(text: str) -> Any:
+        reused["size"] = len(text)
+        return reused
+
+    task = task_of(sizes, StructType([StructField("size", LongType())]), name="it")
+    [column] = task.run(batches_of([["ab", "x", ""]]))
+    assert column.to_pylist() == [{"size": 2}, {"size": 1}, {"size": 0}]
+
+
 def test_a_value_that_does_not_fit_fails_its_row_alone() -> None:
     task = task_of(lambda text: text if text == "bb" else 7, name="it")
     [column] = task.run(batches_of([["a", "bb", "a"]]))
@@ -210,10 +252,6 @@ def too_short(texts: pa.Array) -> pa.Array:
     return arrow(texts).slice(1)
 
 
-def wrong_type(texts: pa.Array) -> pa.Array:
-    return texts
-
-
 def no_array(texts: pa.Array) -> Any:
     return texts.to_pylist()
 
@@ -233,7 +271,18 @@ def swallows(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         yield from batch[:0]
 
 
-@pytest.mark.parametrize("function", [too_short, wrong_type, no_array, ends_early, too_many, swallows])
+def test_results_of_another_type_fail_their_rows() -> None:
+    def texts_of(texts: pa.Array) -> pa.Array:
+        return texts
+
+    task = task_of(texts_of, name="it")
+    [column] = task.run(batches_of([["a", "2"]]))
+    assert column.to_pylist() == [None, 2]
+    [reason] = answers(task)[1].values()
+    assert reason.startswith("it: Mismatch: acker_udf 'it': column 'value' is declared int64, and is string")
+
+
+@pytest.mark.parametrize("function", [too_short, no_array, ends_early, too_many, swallows])
 def test_a_function_that_breaks_its_contract_fails_the_task(function: Any) -> None:
     with pytest.raises(OperatorError, match=f"acker_udf '{function.__name__}'"):
         list(task_of(function).run(batches_of([["a", "bb"], ["a"]])))

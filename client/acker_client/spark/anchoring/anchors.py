@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from acker_client.spark.anchoring import kernels
+from acker_client.spark.anchoring.zones import in_utc
 from acker_protocol.ids import Column
 
 ROOT, EDGE, ANCHORS = "_root", "_edge", "_anchors"
@@ -128,11 +129,13 @@ class Rows:
 
 
 def unpack(batch: pa.RecordBatch) -> Rows:
-    """Split a batch with tracking columns into user columns and anchors. Raises KeyError without tracking columns; the
-    guard refuses such a batch beforehand."""
+    """Split a batch with tracking columns into user columns, with timestamps in UTC, and anchors.
+
+    Raises KeyError without tracking columns; the guard refuses such a batch beforehand.
+    """
     names = batch.schema.names
     kept = [index for index, name in enumerate(names) if name not in TRACKING]
-    data = batch.select(kept)
+    data = in_utc(batch.select(kept))
     tracking = THIN if ANCHORS not in names else MIXED if ROOT in names else PACKED
     return Rows(data, of_columns([batch.column(name) for name in tracking]))
 

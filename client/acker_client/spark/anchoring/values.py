@@ -41,7 +41,7 @@ def _chain(column: Any, hashes: Column) -> None:
     elif types.is_boolean(kind):
         _chain(column.cast(pa.uint8()), hashes)
     elif types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
-        _chain_bytes(column, _offsets(column), column.buffers()[2], hashes)
+        _chain_bytes(column, offsets_of(column), column.buffers()[2], hashes)
     elif types.is_map(kind):
         _chain_lists(column, [column.keys, column.items], hashes)
     elif types.is_list(kind) or types.is_large_list(kind):
@@ -80,7 +80,7 @@ def _chain_bytes(column: Any, offsets: npt.NDArray[np.int64], data: Any, hashes:
 
 
 def _chain_lists(column: Any, children: list[Any], hashes: Column) -> None:
-    offsets = _offsets(column)
+    offsets = offsets_of(column)
     first, after = int(offsets[0]), int(offsets[-1])
     elements = digest_rows((child.slice(first, after - first) for child in children), after - first)
     kernels.hash_lists(offsets - first, elements, *_validity(column), hashes)
@@ -93,7 +93,7 @@ def _chain_others(column: Any, hashes: Column) -> None:
     _chain_words(np.array(texts, np.uint64), _ALL_VALID, 0, hashes)
 
 
-def _offsets(column: Any) -> npt.NDArray[np.int64]:
+def offsets_of(column: Any) -> npt.NDArray[np.int64]:
     """Return int64[n + 1]: the offsets of a column of strings, bytes, lists or maps."""
     kind = column.type
     wide = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind)

@@ -1,7 +1,7 @@
 """Blame: whether the program itself caused the error that broke a batch, so that a retry cannot help.
 
 Decides by the kind of the error. The program is to blame for what the plan guard or another function of the acker
-refused, an operator's output that does not fit its schema, a plan that Spark could not analyse, and an undefined name.
+refused, an operator's output without the declared form, a plan that Spark could not analyse, and an undefined name.
 It is also to blame for a wrong call or attribute, as long as the driver has seen no row of the batch. Any other error
 may come from a record, from Spark or from the target of a write.
 """

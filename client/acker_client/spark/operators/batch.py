@@ -1,7 +1,7 @@
 """The step that calls a user's function with whole batches.
 
-If the function raises, the step calls it again with each half of the batch, down to the single rows that cause the
-error.
+If the function raises, or returns a value that does not fit its column, the step calls it again with each half of the
+batch, down to the single rows that cause the error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from pyspark.sql.types import StructType
 
 from acker_client.spark.anchoring.anchors import Rows
-from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.derive import derive_keeping
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
@@ -52,14 +52,14 @@ class BatchTask:
             return
         try:
             given = self._step.function(rows.data)
+            columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
         except OperatorError:
             raise
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             yield from self._retry_in_halves(rows, error)
             return
-        columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
         step = self._step
-        yield derive(
+        yield from derive_keeping(
             self._tally,
             rows,
             columns,

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark.anchoring.anchors import Rows
 from acker_client.spark.anchoring.tally import Tally, digest_parents
+from acker_client.spark.anchoring.values import digest_rows
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.operators.declared import check_name, refuse_untracked
 from acker_client.spark.plan_check import fusing, plan
@@ -23,7 +24,8 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
 
     Spark evaluates the input once for each copy that is used, unless it is cached for the batch. ``cache=True`` caches
     it, ``False`` never does. By default it is cached if an earlier batch used several copies, or if the boundaries of
-    its tasks may move between evaluations (orderBy, repartition without a number).
+    its tasks may move between evaluations (orderBy, repartition without a number). If two evaluations compute different
+    values, the rows are replayed, and the input is cached from the next batch on.
     """
     refuse_untracked(df, "branch")
     if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
@@ -42,7 +44,10 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
 
 @dataclass(frozen=True, slots=True)
 class BranchStep:
-    """Makes ``copies`` of each row and passes on copy ``index``. The steps of all copies send the same report."""
+    """Makes ``copies`` of each row and passes on copy ``index``.
+
+    The steps of all copies send the same report, provided that they get the same rows.
+    """
 
     name: str
     index: int
@@ -55,6 +60,9 @@ class BranchStep:
         n, copies = len(rows), self.copies
         # All first copies, then all second copies: a slice is one branch, and copy k of a row is its k-th child.
         parents = np.tile(np.arange(n), copies)
-        digests = digest_parents(np.full(n, copies, np.int64), parents)
+        # The values count, because Spark evaluates the input for each copy. A function such as row_number may rank ties
+        # differently the second time, and a row that each copy drops because of the other's value must not be done.
+        values = None if rows.anchors.are_none else digest_rows(rows.data.columns, n)
+        digests = digest_parents(np.full(n, copies, np.int64), parents, values)
         children = tally.derive(rows.anchors, parents, digests)
         yield Rows(rows.data, children.slice(self.index * n, (self.index + 1) * n))

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from acker_client.spark.anchoring.anchors import TRACKING, Anchors, Positions, Rows, reserved, unpack
 from acker_client.spark.anchoring.order import in_order
+from acker_client.spark.anchoring.zones import in_utc, scalar_in_utc
 from acker_client.spark.driver.columns import into_python
 from acker_client.spark.operators.declared import (
     OnError,
@@ -125,7 +126,8 @@ class Cogroup:
         """Return the function's output for the rows of one key: the declared columns. Needs no Spark and no server.
 
         Treats both tables as tracked. ``key`` is taken from the tables unless given. Raises what the function raises,
-        and :class:`OperatorError` if its result does not fit the schema or the rows.
+        and :class:`OperatorError` or :class:`~acker_client.spark.worker.rows.Mismatch` if its result does not fit the
+        schema or the rows.
         """
         schema = self._fields()
         task = self._task(schema, None, Side(), Side())
@@ -219,7 +221,7 @@ class Side:
         if self.is_tracked:
             return in_order(unpack(batch))
         none = np.zeros(batch.num_rows, np.uint64)
-        return in_order(Rows(batch, Anchors(none, none)))
+        return in_order(Rows(in_utc(batch), Anchors(none, none)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +246,8 @@ class CogroupTask:
         whole = anchors[0] if len(anchors) == 1 else anchors[0].followed_by(anchors[1])
         if not whole.rows:
             return self.merging.nothing(given)
-        make = partial(self.call, key, *(pa.Table.from_batches([rows.data]) for rows in (ours, theirs)))
+        given_key = tuple(map(scalar_in_utc, key))
+        make = partial(self.call, given_key, *(pa.Table.from_batches([rows.data]) for rows in (ours, theirs)))
         return self.merging.merge(whole, make, partial(self.checked, left=len(ours), right=len(theirs)), given)
 
     def call(self, key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 
-from acker_client.error_text import REASON_LENGTH_MAX
+from acker_client.error_text import REASON_LENGTH_MAX, safe_text
 from acker_client.spark.anchoring.anchors import Anchors
 from acker_client.spark.anchoring.tally import TRACEBACK_LENGTH_MAX, Tally
 from acker_client.spark.operators.declared import OnError
@@ -32,7 +32,7 @@ class Culprits:
             raise error
         roots = [root for root, _ in anchors.of(row)]
         brief = f"{self._name}: {type(error).__name__}"
-        reason = f"{brief}: {error}"[:REASON_LENGTH_MAX]
+        reason = f"{brief}: {safe_text(error)}"[:REASON_LENGTH_MAX]
         if not roots:
             self._tally.drop(reason)
             return

@@ -27,6 +27,7 @@ from acker_client.spark.anchoring.anchors import Anchors, Positions, Rows
 from acker_client.spark.anchoring.derive import batch_of
 from acker_client.spark.anchoring.pages import PARTITION_SHIFT, OtherRows, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report, Tally
+from acker_client.spark.anchoring.zones import in_utc
 from acker_client.spark.commit_evidence.acked import Acked
 from acker_client.spark.commit_evidence.batch import BatchEvidence, NotHeld
 from acker_client.spark.driver.persisted import Persisted, refuse
@@ -209,5 +210,5 @@ class EmittedReading:
             roots = mix64_column(numbers.view(np.uint64))
             anchors = Anchors(roots, initial_edges(roots, digests))
             read.consume(Anchors(roots, edge0_column(roots)), anchors.edges)
-            yield Rows(batch_of(batch.columns[:-2], list(self.names), batch.num_rows), anchors)
+            yield Rows(in_utc(batch_of(batch.columns[:-2], list(self.names), batch.num_rows)), anchors)
         reports.append(read.report())

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from acker_client.spark.anchoring.anchors import Positions, Rows
-from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.derive import derive_keeping
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.driver.columns import nullable, user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
@@ -94,15 +94,16 @@ class ExplodeStep:
         while start < len(rows):
             reached = int(after[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(after, reached + chain.BATCH_ROWS, side="right")))
-            yield self._explode(tally, Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))
+            part = Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop))
+            yield from self._explode(tally, part)
             start = stop
 
-    def _explode(self, tally: Tally, rows: Rows) -> Rows:
+    def _explode(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         counts, elements = self._elements_of(rows.data.column(self.column))
-        made = derive(
+        for made in derive_keeping(
             tally, rows, elements, self.elements, self.keep, counts=counts, digests_values=self.digests_values
-        )
-        return Rows(made.data.select([*self.keep, *self.elements]), made.anchors)
+        ):
+            yield Rows(made.data.select([*self.keep, *self.elements]), made.anchors)
 
     def _counts(self, column: Any) -> Positions:
         lengths: Positions = pc.fill_null(pc.list_value_length(_as_list(column)), 0).to_numpy().astype(np.int64)

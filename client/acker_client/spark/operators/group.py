@@ -100,7 +100,8 @@ class Group:
     def test(self, rows: pa.Table) -> pa.Table:
         """Return the function's output for the ``rows`` of one group: the declared columns. Needs no Spark, no server.
 
-        Raises what the function raises, and :class:`OperatorError` if its result does not fit the schema or the rows.
+        Raises what the function raises, and :class:`OperatorError` or
+        :class:`~acker_client.spark.worker.rows.Mismatch` if its result does not fit the schema or the rows.
         """
         schema = self._fields()
         columns, _ = self._task(schema, None, ()).checked(self.function(rows), rows.num_rows)

@@ -11,7 +11,23 @@ from typing import Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    IntegralType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from acker_client.spark.anchoring.anchors import TRACKING, reserved
 from acker_client.spark.driver import lineage
@@ -23,6 +39,12 @@ from acker_client.spark.worker.returns import kind_of
 from acker_client.spark.worker.rows import struct_type
 
 MATCHES = "_acker_matches"
+
+# Decimals of so many digits stay different as doubles. Spark's decimals have no more than so many digits.
+DOUBLE_DIGITS, DECIMAL_DIGITS = 15, 38
+
+# The digits of the decimal type that Spark takes for an integer.
+_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 20}
 
 
 def join(
@@ -56,7 +78,7 @@ def join(
         upstream = plan.inspect(df, f"operator {name!r}")
         given = user_schema(df)
         _refuse_unfit(name, given, keys, added)
-        _refuse_texts(name, given, struct_type(other.schema), keys)
+        _refuse_inexact(name, given, struct_type(other.schema), keys)
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.batches))
         joined = df.join(right, keys, "left")
         ours = ExplodePlan(name, MATCHES, added, given.fields, outer=how == "left", fans_out=True)
@@ -74,16 +96,58 @@ def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[Str
         raise ValueError(f"{name}: both sides have a column {double[0]!r}; rename it on one of them, or join on it too")
 
 
-def _refuse_texts(name: str, given: StructType, table: StructType, keys: list[str]) -> None:
-    """Raise ValueError if a key is text in the table alone: Spark would cast it, and two texts may be one value."""
+def _refuse_inexact(name: str, given: StructType, table: StructType, keys: list[str]) -> None:
+    """Raise ValueError if Spark compares a key as a type in which several values of the table may be one value."""
     for key in keys:
         ours, theirs = given[key].dataType, table[key].dataType
-        if isinstance(theirs, StringType) and not isinstance(ours, StringType):
+        if not _stays_exact(theirs, ours):
+            kind = "text" if isinstance(theirs, StringType) else theirs.simpleString()
             raise ValueError(
-                f"{name}: the key {key!r} is {ours.simpleString()} on the tracked side and text in the table, where"
-                f" several texts may be one value. Make it one type first, as table.withColumn({key!r},"
+                f"{name}: the key {key!r} is {ours.simpleString()} on the tracked side and {kind} in the table, where"
+                f" several {kind}s may be one value. Make it one type first, as table.withColumn({key!r},"
                 f" F.col({key!r}).cast({ours.simpleString()!r}))"
             )
+
+
+def _stays_exact(table: DataType, tracked: DataType) -> bool:
+    """Whether different values of a type of the table stay different where Spark compares them with a tracked type.
+
+    Spark casts both to a common type. If that makes two keys of the table one, a tracked row has the matches of both.
+    True for types that Spark does not compare.
+    """
+    if table.simpleString() == tracked.simpleString():
+        return True
+    if isinstance(table, ArrayType) and isinstance(tracked, ArrayType):
+        return _stays_exact(table.elementType, tracked.elementType)
+    if isinstance(table, StructType) and isinstance(tracked, StructType):
+        pairs = zip(table.fields, tracked.fields, strict=False)
+        return all(_stays_exact(theirs.dataType, ours.dataType) for theirs, ours in pairs)
+    if isinstance(table, StringType):
+        return False
+    if isinstance(table, TimestampNTZType):
+        # The clocks of a time zone skip an hour each spring.
+        return not isinstance(tracked, TimestampType)
+    return _number_stays_exact(table, tracked)
+
+
+def _number_stays_exact(table: DataType, tracked: DataType) -> bool:
+    if isinstance(tracked, (FloatType, DoubleType, StringType)) and isinstance(table, DecimalType):
+        return table.precision <= DOUBLE_DIGITS
+    if isinstance(tracked, (FloatType, DoubleType)) and isinstance(table, IntegralType):
+        fits_double = isinstance(tracked, DoubleType) and isinstance(table, IntegerType)
+        return fits_double or isinstance(table, (ByteType, ShortType))
+    ours, theirs = _decimal_of(tracked), _decimal_of(table)
+    if ours is None or theirs is None or DecimalType not in (type(table), type(tracked)):
+        return True
+    whole = max(ours.precision - ours.scale, theirs.precision - theirs.scale)
+    return whole + max(ours.scale, theirs.scale) <= DECIMAL_DIGITS
+
+
+def _decimal_of(kind: DataType) -> DecimalType | None:
+    """Return the decimal type that Spark takes for a number beside a decimal; None for other types."""
+    if isinstance(kind, DecimalType):
+        return kind
+    return DecimalType(_DIGITS[type(kind)], 0) if type(kind) in _DIGITS else None
 
 
 def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:

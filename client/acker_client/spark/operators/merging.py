@@ -127,12 +127,13 @@ class Merging:
         """Return the output of one group as a Table: rows with packed anchors, and the account in the first row.
 
         ``anchors``: the anchors of the group's rows. ``make`` calls the user's function, ``check`` validates its
-        result. ``given``: the schema of the rows that Spark passes in. A group without output rows leaves one
-        placeholder row, which has the account and no anchors.
+        result. If one of them raises anything but :class:`OperatorError`, the records of the group fail. ``given``: the
+        schema of the rows that Spark passes in. A group without output rows leaves one placeholder row, which has the
+        account and no anchors.
         """
         tally = Tally(self.name, finds_copies=True, tracking=self.tracking)
         try:
-            made = make()
+            columns, parents = check(make())
         except OperatorError:
             raise
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
@@ -140,8 +141,6 @@ class Merging:
             for row in range(anchors.rows):
                 culprits.fail_row(anchors, row, error)
             columns, parents = [pa.array([], field.type) for field in arrow_schema(self.schema)], list[Positions]()
-        else:
-            columns, parents = check(made)
         children = self._anchors(tally, anchors, columns, parents)
         large = compat.GROUPS_MAY_BE_LARGE and _is_large(given, self.large)
         return self._with_account(columns, children, tally.account(), large)

@@ -182,7 +182,8 @@ def pandas_operator(
 
     ``function(frame)`` returns a frame with one row for each input row, in order. Or it returns ``(frame, parents)``,
     where ``parents[j]`` is the position of the input row that row j descends from. The input has a RangeIndex, so after
-    ``explode`` or a selection the index of the result is ``parents``.
+    ``explode`` or a selection the index of the result is ``parents``. Without ``parents``, an index that is another
+    order of the positions is refused. After ``reset_index`` the order cannot be checked.
 
     Edges depend on the output's values, so two runs with different output get different edges. ``deterministic=True``
     promises that a repeated task gives the same output. Values are then not hashed if Spark itself checks re-run tasks.

@@ -22,6 +22,7 @@ from acker_client.spark.anchoring.anchors import TRACKING, Positions, Rows, rese
 from acker_client.spark.anchoring.derive import batch_of
 from acker_client.spark.anchoring.pages import PARTITION_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report
+from acker_client.spark.anchoring.zones import in_utc
 from acker_client.spark.commit_evidence.batch import BatchEvidence, Once
 from acker_client.spark.driver.persisted import DIGEST, PLACE, Persisted
 from acker_client.spark.operators.emit import Emits, Emitter, Track, emits_of
@@ -163,7 +164,7 @@ class FrameReading:
         for batch, places, found in checked_rows(batches, self.pages):
             partition = int(places[0]) >> PARTITION_SHIFT
             kept, numbers = self.runs.number_places(places)
-            columns = batch_of(batch.columns[:-2], list(self.names), batch.num_rows)
+            columns = in_utc(batch_of(batch.columns[:-2], list(self.names), batch.num_rows))
             digests = found
             if len(kept) < len(places):
                 columns, digests = columns.take(pa.array(kept)), found[kept]

@@ -1,7 +1,7 @@
 """The step that calls a user's function with one row. The rows that the function yields are the row's children.
 
 Works in pieces of few rows, and passes children on as soon as there are enough, so that memory stays bounded. If a row
-raises, or its children do not fit the schema, its tree fails and the other rows go on.
+cannot be read or raises, or its children do not fit the schema, its tree fails and the other rows go on.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from acker_client.spark.anchoring import sizes
 from acker_client.spark.anchoring.anchors import Anchors, Rows
-from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.derive import derive_keeping
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.chain import TakeRows
-from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter
+from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter, UnreadableRow
 
 RowFunction = Callable[[Any], Any]
 
@@ -73,38 +74,57 @@ class RowTask:
 
     def take_rows(self, rows: Rows) -> Iterator[Rows]:
         with _rare_collections():
-            start, pieces, found = 0, list[_Piece](), 0
+            start, pieces, found, size = 0, list[_Piece](), 0, 0
             for piece in self._pieces(rows):
                 pieces.append(piece)
                 found += sum(piece.counts)
-                if found >= chain.BATCH_ROWS:
-                    yield self._anchor_children(rows, start, pieces)
+                size += sum(column.nbytes for column in piece.columns)
+                if found >= chain.BATCH_ROWS or size >= sizes.BATCH_BYTES:
+                    yield from self._anchor_children(rows, start, pieces)
                     start += sum(len(each.counts) for each in pieces)
-                    pieces, found = [], 0
+                    pieces, found, size = [], 0, 0
             if pieces:
-                yield self._anchor_children(rows, start, pieces)
+                yield from self._anchor_children(rows, start, pieces)
 
     def _pieces(self, rows: Rows) -> Iterator[_Piece]:
         """Call the function for every row, and yield the children of the rows, in order."""
         for start in range(0, len(rows), PIECE_ROWS):
             row, stop = start, min(start + PIECE_ROWS, len(rows))
-            left = enumerate(self._reader.rows(rows.data.slice(start, PIECE_ROWS)), start)
+            given, function = self._read(rows.data.slice(start, PIECE_ROWS))
+            left = enumerate(given, start)
             while row < stop:
                 # No variable here may hold the children: the next piece takes their memory, which is in the cache.
-                piece = self._converted(rows.anchors, row, *self._call(rows.anchors, left))
-                yield piece
-                row += len(piece.counts)
+                for piece in self._converted(rows.anchors, row, *self._call(rows.anchors, left, function)):
+                    row += len(piece.counts)
+                    yield piece
 
-    def _call(self, anchors: Anchors, left: Iterator[tuple[int, Any]]) -> tuple[list[int], list[Any]]:
-        """Call the function for the rows that are ``left`` (index and Row), until their children fill a piece. Return
+    def _read(self, batch: pa.RecordBatch) -> tuple[list[Any], RowFunction]:
+        """Return the Rows of ``batch``, and the function to call for each of them."""
+        try:
+            return self._reader.rows(batch), self._step.function
+        except Exception:  # noqa: BLE001  # Arrow and Spark's converters raise several types of errors
+            return self._reader.readable_rows(batch), self._call_if_readable
+
+    def _call_if_readable(self, row: Any) -> Any:
+        if isinstance(row, UnreadableRow):
+            raise row.error
+        return self._step.function(row)
+
+    def _call(
+        self, anchors: Anchors, left: Iterator[tuple[int, Any]], function: RowFunction
+    ) -> tuple[list[int], list[Any]]:
+        """Call ``function`` for the rows that are ``left`` (index and Row), until their children fill a piece. Return
         the number of children of each row, and all children."""
-        function, returned_rows = self._step.function, self._writer.returned_rows
+        rows_in = self._writer.rows_in
+        fixed, copy = self._writer.fixed, self._writer.copy
         counts, children, before = list[int](), list[Any](), 0
+        append = children.append
         for row, given in left:
             try:
                 made = function(given)
                 # Most functions are generators, and need none of the checks.
-                children.extend(made if type(made) is GeneratorType else returned_rows(made))
+                for child in made if type(made) is GeneratorType else rows_in(made):
+                    append(child if type(child) in fixed else copy(child))
             except Exception as error:  # noqa: BLE001  # the user's function may raise anything
                 # A generator may have yielded children before it raised.
                 del children[before:]
@@ -115,13 +135,27 @@ class RowTask:
                 break
         return counts, children
 
-    def _converted(self, anchors: Anchors, start: int, counts: list[int], children: list[Any]) -> _Piece:
+    def _converted(self, anchors: Anchors, start: int, counts: list[int], children: list[Any]) -> list[_Piece]:
         """Return the children of the rows from ``start`` on as columns. Rows with a child that does not fit fail."""
         try:
-            return _Piece(counts, self._writer.columns(children))
+            columns = self._writer.columns(children)
         except Exception:  # noqa: BLE001  # Arrow raises several types of errors for unfit values
             counts, children = self._drop_mismatches(anchors, start, counts, children)
-            return _Piece(counts, self._writer.columns(children))
+            columns = self._writer.columns(children)
+        # Arrow makes a chunked array where one array cannot hold the values.
+        if not any(isinstance(column, pa.ChunkedArray) for column in columns):
+            return [_Piece(counts, columns)]
+        if len(counts) == 1:
+            self._culprits.fail_row(
+                anchors, start, Mismatch("the rows that it became have more than 2 GiB in a column")
+            )
+            return [_Piece([0], self._writer.columns([]))]
+        half = len(counts) // 2
+        after = sum(counts[:half])
+        return [
+            *self._converted(anchors, start, counts[:half], children[:after]),
+            *self._converted(anchors, start + half, counts[half:], children[after:]),
+        ]
 
     def _drop_mismatches(
         self, anchors: Anchors, start: int, counts: list[int], children: list[Any]
@@ -140,13 +174,14 @@ class RowTask:
             fitting += made
         return fit, fitting
 
-    def _anchor_children(self, rows: Rows, start: int, pieces: list[_Piece]) -> Rows:
+    def _anchor_children(self, rows: Rows, start: int, pieces: list[_Piece]) -> Iterator[Rows]:
         """Return the children of the rows from ``start`` on, anchored to these rows."""
         counts = np.array([count for piece in pieces for count in piece.counts], np.int64)
         columns = [pa.concat_arrays(parts) for parts in zip(*(piece.columns for piece in pieces), strict=True)]
         part = Rows(rows.data.slice(start, len(counts)), rows.anchors.slice(start, start + len(counts)))
         step = self._step
-        return derive(self._tally, part, columns, step.schema.names, step.keep, counts=counts, anchored=step.anchored)
+        names, anchored = step.schema.names, step.anchored
+        return derive_keeping(self._tally, part, columns, names, step.keep, counts=counts, anchored=anchored)
 
 
 @contextmanager

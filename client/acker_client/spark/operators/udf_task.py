@@ -1,8 +1,9 @@
 """The task of an ``acker_udf``: calls the user's function with the columns of each batch, and counts the rows' edges.
 
-Decides which rows fail when the function raises. A row function is called row by row. A function over batches is called
-again with each half, down to the single rows that cause the error. A function over an iterator is started again behind
-the batches for which it raised, and these are given to it one half after the other.
+Decides which rows fail when the function raises, or returns a value that does not fit. A row function is called row by
+row. A function over batches is called again with each half, down to the single rows that cause the error. A function
+over an iterator is started again behind the batches for which it raised, and these are given to it one half after the
+other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker.returns import OperatorError, checked_columns, columns_of_frame, kind_of
-from acker_client.spark.worker.rows import RowReader, RowWriter, arrow_schema
+from acker_client.spark.worker.rows import RowReader, RowWriter, UnreadableRow, arrow_schema
+from acker_client.spark.worker.snapshots import snapshot
 
 log = logging.getLogger("acker.spark")
 
@@ -190,14 +192,19 @@ class UdfTask:
         for result in self._udf.function(feed):
             if not feed.taken:
                 raise OperatorError(f"{self._subject} yielded more often than it took a batch: yield once for each")
-            given = feed.taken.popleft()
-            yield given, self._checked(result, len(given))
+            given = feed.taken[0]
+            # Stays in the feed until its result fits, because a batch without a result is given to the function again.
+            made = self._checked(result, len(given))
+            feed.taken.popleft()
+            yield given, made
 
     def _called_by_row(self, given: Given) -> Made:
         values, rows = list[Any](), list[int]()
         for row, arguments in enumerate(self._rows_of(given)):
             try:
-                value = self._udf.function(*arguments)
+                if isinstance(arguments, UnreadableRow):
+                    raise arguments.error
+                value = snapshot(self._udf.function(*arguments))
                 if value is not None or self._udf.is_single:
                     values.append(self._row_of(value))
                     rows.append(row)
@@ -234,30 +241,32 @@ class UdfTask:
     def _arguments(self, given: Given) -> Columns:
         return [_series(column) for column in given.columns] if self._udf.kind == "pandas" else given.columns
 
-    def _rows_of(self, given: Given) -> Iterator[tuple[Any, ...]]:
+    def _rows_of(self, given: Given) -> Iterator[tuple[Any, ...] | UnreadableRow]:
         names = [f"_{index}" for index in range(len(given.columns))]
         fields = [
             StructField(name, compat.spark_type(pa.field(name, column.type)))
             for name, column in zip(names, given.columns, strict=True)
         ]
-        return iter(RowReader(StructType(fields)).rows(batch_of(given.columns, names, len(given))))
+        return iter(RowReader(StructType(fields)).readable_rows(batch_of(given.columns, names, len(given))))
 
     def _checked(self, result: Any, rows: int) -> Made:
-        """Return the declared columns of a result for ``rows`` rows. Raises :class:`OperatorError`."""
+        """Return the declared columns of a result for ``rows`` rows. Raises :class:`OperatorError` and
+        :class:`~acker_client.spark.worker.rows.Mismatch`."""
+        made = np.arange(rows)
+        is_array = isinstance(result, (pa.Array, pa.ChunkedArray))
+        if is_array and not self._udf.is_single and result.null_count and len(result) == rows:
+            # A null struct makes no record, so its fields need not fit.
+            is_valid = result.is_valid()
+            result, made = result.filter(is_valid), np.flatnonzero(is_valid.to_numpy(zero_copy_only=False))
         if self._udf.kind == "pandas":
             frame = result.to_frame(self._schema.names[0]) if hasattr(result, "to_frame") else result
             columns = columns_of_frame(frame, self._schema, self._subject)
         else:
             columns, _ = checked_columns(self._batch_of(result), self._schema, self._subject)
         found = len(columns[0])
-        if found != rows:
+        if found != len(made):
             raise OperatorError(f"{self._subject} returned {found} results for {rows} rows: return one for each row")
-        if self._udf.is_single or not isinstance(result, (pa.Array, pa.ChunkedArray)) or not result.null_count:
-            return Made(columns, np.arange(rows))
-        is_valid = result.is_valid()
-        return Made(
-            [column.filter(is_valid) for column in columns], np.flatnonzero(is_valid.to_numpy(zero_copy_only=False))
-        )
+        return Made(columns, made)
 
     def _batch_of(self, result: Any) -> Any:
         if isinstance(result, pa.ChunkedArray):

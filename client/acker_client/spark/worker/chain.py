@@ -17,15 +17,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from acker_client.rpc.delivery import ReportResult
 from acker_client.settings import Settings
+from acker_client.spark.anchoring import sizes
 from acker_client.spark.anchoring.anchors import Rows, pack, unpack
 from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.worker.notes import NoteWriter, note_writer_here, tag_of
 
-# A step's large output batch is handed to Spark in pieces of this many rows.
+# A step's large output batch is handed to Spark in pieces of this many rows, and of ``sizes.BATCH_BYTES``.
 BATCH_ROWS = 1 << 16
 
 # Sends a report and waits for its answer.
@@ -176,6 +178,15 @@ def _through(take_rows: TakeRows, flow: Iterator[Rows]) -> Iterator[Rows]:
 
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes > 2 * sizes.BATCH_BYTES:
+        lengths = sum(map(sizes.row_bytes, batch.columns), np.zeros(batch.num_rows, np.int64))
+        for start, stop in sizes.cuts(lengths, sizes.BATCH_BYTES):
+            yield from _cut_by_rows(batch.slice(start, stop - start))
+    else:
+        yield from _cut_by_rows(batch)
+
+
+def _cut_by_rows(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if batch.num_rows <= 2 * BATCH_ROWS:
         yield batch
         return

@@ -1,7 +1,10 @@
 """Returns: checks the result of a user's function over batches or groups.
 
-Decides how the result is compared with the declared schema and the input rows. The errors fit the kind of the operator,
-and say what to return instead.
+Decides how the result is compared with the declared schema and the input rows. A result of another form is an
+:class:`OperatorError`, and ends the run. A value that does not fit its column is a
+:class:`~acker_client.spark.worker.rows.Mismatch`, which one record may have caused. This includes columns of another
+type: Arrow and pandas read the type of a column from its values. The errors fit the kind of the operator, and say what
+to return instead.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from acker_client.spark.anchoring.anchors import Positions
 from acker_client.spark.anchoring.derive import batch_of
-from acker_client.spark.worker.rows import arrow_schema
+from acker_client.spark.worker.rows import Mismatch, arrow_schema
 
 BatchFunction = Callable[[Any], Any]
 
@@ -42,13 +45,15 @@ _PANDAS_HINTS = {
 
 
 class OperatorError(TypeError):
-    """A batch operator broke its contract: its result does not fit its schema or its input. The task fails."""
+    """A batch operator broke its contract: its result does not have the declared form, or does not fit its input. The
+    task fails."""
 
 
 def checked_batch(given: Any, schema: pa.Schema, rows: int, subject: str) -> tuple[list[Any], Positions | None]:
     """Return the declared columns and the parents from the result of a batch operator for ``rows`` rows.
 
-    The parents are None if the operator returned no parents. Raises :class:`OperatorError`.
+    The parents are None if the operator returned no parents. Raises :class:`OperatorError` and
+    :class:`~acker_client.spark.worker.rows.Mismatch`.
     """
     data, parents = _with_parents(given, subject)
     columns, children = checked_columns(data, schema, subject)
@@ -65,7 +70,7 @@ def checked_batch(given: Any, schema: pa.Schema, rows: int, subject: str) -> tup
 def checked_columns(data: Any, schema: pa.Schema, subject: str) -> tuple[list[Any], int]:
     """Return the columns that ``schema`` declares from a RecordBatch or Table, and the number of rows.
 
-    Raises :class:`OperatorError`.
+    Raises :class:`OperatorError` and :class:`~acker_client.spark.worker.rows.Mismatch`.
     """
     if not isinstance(data, (pa.RecordBatch, pa.Table)):
         hint = _ARROW_HINTS.get(_type(data), _HINTS.get(_type(data), "return a table of the declared columns"))
@@ -112,13 +117,35 @@ def over_pandas(function: BatchFunction, schema: StructType, name: str) -> Batch
 
     def over_arrow(batch: pa.RecordBatch) -> Any:
         frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), subject)
-        return batch_of(columns_of_frame(frame, arrow_schema(schema), subject), schema.names, len(frame)), parents
+        columns = columns_of_frame(frame, arrow_schema(schema), subject)
+        if parents is None:
+            _refuse_reordered(frame.index, batch.num_rows, subject)
+        return batch_of(columns, schema.names, len(frame)), parents
 
     return over_arrow
 
 
+def _refuse_reordered(index: Any, rows: int, subject: str) -> None:
+    """Raise :class:`OperatorError` if the index of a frame, of ``rows`` rows, says that they are in another order.
+
+    An index with a name comes from a column, and says nothing about the order of the input.
+    """
+    dtype = index.dtype
+    if len(index) != rows or index.name is not None or not isinstance(dtype, np.dtype) or dtype.kind not in "iu":
+        return
+    found, every = index.to_numpy(), np.arange(rows)
+    if not np.array_equal(found, every) and np.array_equal(np.sort(found), every):
+        raise OperatorError(
+            f"{subject} returned a frame whose index says that its rows were reordered, and no parents: return (frame,"
+            " frame.index), or keep the order. If the index means something else, return frame.reset_index(drop=True)"
+        )
+
+
 def columns_of_frame(frame: Any, schema: pa.Schema, subject: str) -> list[Any]:
-    """Return the columns that ``schema`` declares from a pandas frame. Raises :class:`OperatorError`."""
+    """Return the columns that ``schema`` declares from a pandas frame.
+
+    Raises :class:`OperatorError` and :class:`~acker_client.spark.worker.rows.Mismatch`.
+    """
     if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
         hint = _PANDAS_HINTS.get(_type(frame), _HINTS.get(_type(frame), "return a frame of the declared columns"))
         column = schema.names[0] if schema.names else "x"
@@ -171,12 +198,12 @@ def _checked_column(data: pa.RecordBatch, field: pa.Field, subject: str) -> Any:
         try:
             column = column.cast(field.type)
         except pa.ArrowException as error:
-            raise OperatorError(
+            raise Mismatch(
                 f"{subject}: column {field.name!r} is declared {field.type}, and is {column.type} in what it returned"
                 f" ({_line(error)}); cast it, or declare what it is"
             ) from None
     if not field.nullable and column.null_count:
-        raise OperatorError(
+        raise Mismatch(
             f"{subject}: column {field.name!r} is declared not null, and has a null in what it returned; fill it, or"
             " drop 'not null' from the schema"
         )
@@ -192,7 +219,7 @@ def _pandas_column(series: Any, field: pa.Field, subject: str) -> Any:
             raise TypeError("numbers are no bytes")
         made = pa.Array.from_pandas(series, type=field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise OperatorError(
+        raise Mismatch(
             f"{subject}: column {field.name!r} is declared {field.type}, and is {series.dtype} in the frame"
             f" ({_line(error)}); cast it, or declare what it is"
         ) from None

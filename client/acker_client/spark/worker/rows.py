@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -30,14 +31,17 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
     UserDefinedType,
     VarcharType,
 )
 
+from acker_client.error_text import safe_text
 from acker_client.spark import compat
 from acker_client.spark.worker import ddl
 from acker_client.spark.worker.python_values import reader_of, row_maker
+from acker_client.spark.worker.snapshots import copying
 
 Child = tuple[Any, ...]
 
@@ -131,6 +135,13 @@ def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
     return compat.arrow_schema(schema, large=large)
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableRow:
+    """Stands for a row that Python cannot read, such as one with a text that is not UTF-8. ``error`` says why."""
+
+    error: Exception
+
+
 class RowReader:
     """Makes Rows from the columns of a batch. Not picklable; made in the task."""
 
@@ -145,23 +156,41 @@ class RowReader:
         columns = [read(column) for read, column in zip(self._readers, batch.columns, strict=True)]
         return list(map(self._make, zip(*columns, strict=True)))
 
+    def readable_rows(self, batch: pa.RecordBatch) -> list[Row | UnreadableRow]:
+        """Return what :meth:`rows` returns, with an :class:`UnreadableRow` for each row that cannot be read."""
+        try:
+            return list(self.rows(batch))
+        except Exception as error:  # noqa: BLE001  # Arrow and Spark's converters raise several types of errors
+            if batch.num_rows == 1:
+                return [UnreadableRow(error)]
+        half = batch.num_rows // 2
+        return [*self.readable_rows(batch.slice(0, half)), *self.readable_rows(batch.slice(half))]
+
 
 class RowWriter:
-    """Makes Arrow columns from the results of a row operator. Not picklable; made in the task."""
+    """Makes Arrow columns from the results of a row operator. Not picklable; made in the task.
+
+    ``fixed``: the types of rows that need no copy before the user's function goes on. ``copy`` copies any other row.
+    """
 
     def __init__(self, schema: StructType) -> None:
+        self.fixed, self.copy = copying(schema)
         self._schema = schema
         self._width = len(schema.fields)
         self._types = arrow_schema(schema).types
         self._converters = [_to_arrow(field.dataType) for field in schema.fields]
 
     def returned_rows(self, given: Any) -> list[Any]:
-        """Return the result of a call (None, one row, or any iterable of rows) as a list. Runs a generator to its end.
+        """Return the result of a call as a list of copies. Runs a generator to its end. Raises :class:`Mismatch`."""
+        return [self.copy(row) for row in self.rows_in(given)]
+
+    def rows_in(self, given: Any) -> Iterable[Any]:
+        """Return the rows in the result of a call: None, one row, or any iterable of rows.
 
         Raises :class:`Mismatch` for a frame or table, because Python would iterate over its columns.
         """
         if type(given) is list:
-            return given.copy()
+            return given
         if given is None:
             return []
         if isinstance(given, _SINGLE):
@@ -171,9 +200,7 @@ class RowWriter:
                 f"give rows of ({self._ddl}), got a {type(given).__name__}: a function that returns frames is a"
                 " @pandas_operator, one that returns tables an @arrow_operator"
             )
-        if not isinstance(given, Iterable):
-            return [given]
-        return list(given)
+        return given if isinstance(given, Iterable) else [given]
 
     def columns(self, children: list[Any]) -> list[Any]:
         """Return ``children`` (tuples, Rows, dicts, or bare values if there is one column) as Arrow arrays.
@@ -261,7 +288,16 @@ def _is_accepted(kind: type, declared: DataType) -> bool:
     return True
 
 
+def _without_zone(value: Any) -> Any:
+    # Arrow would take the time in UTC and drop the zone.
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        raise TypeError("a time with a zone")
+    return value
+
+
 def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
+    if isinstance(kind, TimestampNTZType):
+        return _without_zone
     # Spark's converters turn anything into a string. Here strings, numbers and dates have to fit the schema unchanged.
     if not isinstance(
         kind, (StructType, ArrayType, MapType, TimestampType, UserDefinedType)
@@ -275,5 +311,5 @@ def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = safe_text(value, repr)
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
