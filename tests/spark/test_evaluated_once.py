@@ -172,5 +172,21 @@ def test_a_row_that_both_copies_dropped_because_of_another_value_is_replayed_and
     assert written == set(range(20))
 
 
+def test_the_time_in_front_of_a_branch_is_computed_once_for_all_copies(
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    conf("spark.acker.servers", server.address)
+    (tmp_path / "in.txt").write_text("a\nb\n")
+
+    def process(batch: Batch) -> None:
+        for copy, out in zip(branch(batch.df.withColumn("at", F.current_timestamp()), 2), "xy", strict=True):
+            save(copy, f"{tmp_path}/{out}")
+
+    summary: Summary = Files(str(tmp_path / "in.txt"), name="times", retry=Retry(max_retries=0)).run(spark, process)
+    assert (summary.acked, summary.dead_lettered) == (2, 0)
+    times = [spark.read.parquet(f"{tmp_path}/{out}").select("at").distinct().collect() for out in "xy"]
+    assert times[0] == times[1]
+
+
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0

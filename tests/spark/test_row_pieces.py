@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -234,6 +236,27 @@ def test_objects_that_a_function_reuses_count_with_what_they_held_when_it_gave_t
     assert table.select(NESTED.names).to_pylist() == [
         nested(number) for number in range(3 if gives == "returns" else 6)
     ]
+
+
+@dataclass
+class Size:
+    word: str = ""
+    size: int = 0
+
+
+def test_a_dataclass_and_an_array_that_a_function_reuses_count_with_what_they_held() -> None:
+    struct, numbers = Size(), array.array("q", [0])
+
+    def sizes(row: Row) -> Iterator[Any]:
+        for number in range(3):
+            struct.word, struct.size, numbers[0] = str(number), number, number
+            yield [struct], numbers
+
+    schema = StructType([NESTED["structs"], NESTED["list"]])
+    table, reports = run(reading(["text"]), [RowStep("sizes", sizes, TEXT, schema, (), "fail"), sink()])
+    assert failed(reports) == {}
+    assert table["structs"].to_pylist() == [[{"word": str(number), "size": number}] for number in range(3)]
+    assert table["list"].to_pylist() == [[number] for number in range(3)]
 
 
 def test_a_list_that_a_function_reuses_as_its_only_value_counts_with_what_it_held() -> None:

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from acker_client.spark import acker_udf
+from acker_client.spark.operators.culprits import MISFITS_MAX
 from acker_client.spark.operators.udf import _fields_of
 from acker_client.spark.operators.udf_task import Udf, UdfTask
 from acker_client.spark.worker.returns import OperatorError
@@ -145,6 +146,10 @@ def test_a_row_without_anchors_that_raises_fails_the_task_only_where_nothing_is_
     assert f"acker_udf '{function.__name__}': 1 rows without anchors raised, the first: " in caplog.text
 
 
+def lists_in_arrow(texts: pa.Array) -> pa.Array:
+    return pa.array([[1]] * len(texts))
+
+
 def halves(text: str) -> dict[str, str] | None:
     return {"first": text[0], "rest": text[1:]} if text else None
 
@@ -162,7 +167,8 @@ def halves_in_turn(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
 @pytest.mark.parametrize("emits", [True, False])
 @pytest.mark.parametrize("function", [halves, halves_in_arrow, halves_in_turn], ids=lambda each: each.__name__)
 def test_a_row_for_which_a_function_returns_no_columns_is_done_and_has_no_record(function: Any, emits: bool) -> None:
-    task = task_of(function, "first string, rest string", emits=emits)
+    pair = StructType([StructField("first", StringType()), StructField("rest", StringType())])
+    task = task_of(function, pair, emits=emits)
     made = [record for column in task.run(batches_of([["ab", "", "c"], [""]])) for record in column.to_pylist()]
     assert [record and (record["first"], record["rest"]) for record in made] == [("a", "b"), None, ("c", ""), None]
     vals, failed = answers(task)
@@ -211,6 +217,30 @@ def test_a_result_over_batches_that_does_not_fit_fails_its_row_alone() -> None:
         assert made == [[1], [2, None], [0, 1]]
         [reason] = answers(task)[1].values()
         assert reason.startswith("it: Mismatch: acker_udf 'it': column 'value' is declared int64, and is uint64")
+
+
+def test_rows_beside_one_that_misfits_keep_their_results_although_the_function_reuses_its_memory() -> None:
+    lengths = np.zeros(10)
+
+    def arrow(texts: pa.Array) -> pa.Array:
+        found = texts.to_pylist()
+        lengths[: len(found)] = [len(text) for text in found]
+        return pa.array([None if text == "!" else "x" for text in found] if "!" in found else lengths[: len(found)])
+
+    task = task_of(arrow, DoubleType(), name="it")
+    [column] = task.run(batches_of([["a", "bb", "ccc", "!"]]))
+    assert column.to_pylist() == [1, 2, 3, None]
+
+
+@pytest.mark.parametrize("misfits", [99, 100])
+def test_a_function_of_which_no_result_fits_is_wrong_itself(misfits: int) -> None:
+    task = task_of(lists_in_arrow, name="it")
+    if misfits < MISFITS_MAX:
+        [column] = task.run(batches_of([["a"] * misfits]))
+        assert column.to_pylist() == [None] * misfits
+    else:
+        with pytest.raises(OperatorError, match="none of the first 100 results fits: correct the declared type"):
+            list(task.run(batches_of([["a"] * misfits])))
 
 
 def test_an_object_that_a_function_reuses_counts_with_what_it_held_when_it_was_returned() -> None:

@@ -58,6 +58,7 @@ class BatchTask:
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             yield from self._retry_in_halves(rows, error)
             return
+        self._culprits.note_fit()
         step = self._step
         yield from derive_keeping(
             self._tally,
@@ -73,7 +74,7 @@ class BatchTask:
     def _retry_in_halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
         n = len(rows)
         if n == 1 or self._step.on_error == "raise":
-            self._culprits.fail_row(rows.anchors, 0, error)
+            self._culprits.fail_alone(rows.anchors, error)
             self._tally.consume(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
             return
         for start, stop in ((0, n // 2), (n // 2, n)):

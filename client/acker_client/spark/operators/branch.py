@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame
 
+from acker_client.spark import compat
 from acker_client.spark.anchoring.anchors import Rows
 from acker_client.spark.anchoring.tally import Tally, digest_parents
 from acker_client.spark.anchoring.values import digest_rows
@@ -18,14 +20,18 @@ from acker_client.spark.operators.declared import check_name, refuse_untracked
 from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker.chain import TakeRows
 
+# Spark's functions that give another value in each evaluation, and yet count as deterministic.
+_CLOCK = re.compile(r"\b(current_timestamp|localtimestamp|current_date|current_time|now)\(")
+
 
 def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | None = None) -> tuple[DataFrame, ...]:
     """Return ``copies`` frames with the same rows, one for each consumer. A row is done when all its copies are done.
 
     Spark evaluates the input once for each copy that is used, unless it is cached for the batch. ``cache=True`` caches
     it, ``False`` never does. By default it is cached if an earlier batch used several copies, or if the boundaries of
-    its tasks may move between evaluations (orderBy, repartition without a number). If two evaluations compute different
-    values, the rows are replayed, and the input is cached from the next batch on.
+    its tasks may move between evaluations (orderBy, repartition without a number), or if Spark computes the time for it
+    (``current_timestamp()``). If two evaluations compute different values, the rows are replayed, and the input is
+    cached from the next batch on.
     """
     refuse_untracked(df, "branch")
     if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
@@ -34,12 +40,20 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
     upstream = plan.guard(df, name)
     batch: Any = upstream.batch
     if cache is None:
-        cache = upstream.moving_boundaries or batch.once.must_cache("branch", name)
+        cache = upstream.moving_boundaries or batch.once.must_cache("branch", name) or _asks_the_clock(df)
     if cache:
         df, upstream = batch.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
     applied, schema = fusing.chain_of(df, upstream), user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
     return tuple(fusing.extend(applied, upstream, step, "branch", schema) for step in steps)
+
+
+def _asks_the_clock(df: DataFrame) -> bool:
+    """Whether Spark computes the time for the rows of ``df``, which differs in each evaluation."""
+    if fusing.applied_to(df):
+        return False
+    java: Any = df._jdf
+    return _CLOCK.search(compat.plan_text(java.queryExecution().analyzed())) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,11 @@ from acker_client.error_text import REASON_LENGTH_MAX, safe_text
 from acker_client.spark.anchoring.anchors import Anchors
 from acker_client.spark.anchoring.tally import TRACEBACK_LENGTH_MAX, Tally
 from acker_client.spark.operators.declared import OnError
+from acker_client.spark.worker.returns import OperatorError
+from acker_client.spark.worker.rows import Mismatch
+
+# If this many rows misfit alone before any result of a task fits, the program is wrong, not a record.
+MISFITS_MAX = 100
 
 
 class Culprits:
@@ -22,6 +27,23 @@ class Culprits:
         self._on_error = on_error
         self._tally = tally
         self._is_first = True
+        # How many rows misfitted alone; None once a result of the task fits.
+        self._misfits: int | None = 0
+
+    def note_fit(self) -> None:
+        """Note that a result of the task fits the schema."""
+        self._misfits = None
+
+    def fail_alone(self, anchors: Anchors, error: Exception) -> None:
+        """Fail the only row of a batch. Raises :class:`OperatorError` if no result of the task has fitted so far, and
+        this is the hundredth that does not."""
+        if self._misfits is not None and isinstance(error, Mismatch):
+            self._misfits += 1
+            if self._misfits >= MISFITS_MAX:
+                raise OperatorError(
+                    f"{error}; none of the first {MISFITS_MAX} results fits: correct the declared type or the function"
+                ) from error
+        self.fail_row(anchors, 0, error)
 
     def fail_row(self, anchors: Anchors, row: int, error: Exception) -> None:
         """Fail the trees of one row. An unanchored row is only dropped, because it belongs to an untracked record.

@@ -74,17 +74,27 @@ class RowTask:
 
     def take_rows(self, rows: Rows) -> Iterator[Rows]:
         with _rare_collections():
-            start, pieces, found, size = 0, list[_Piece](), 0, 0
-            for piece in self._pieces(rows):
-                pieces.append(piece)
-                found += sum(piece.counts)
-                size += sum(column.nbytes for column in piece.columns)
-                if found >= chain.BATCH_ROWS or size >= sizes.BATCH_BYTES:
-                    yield from self._anchor_children(rows, start, pieces)
-                    start += sum(len(each.counts) for each in pieces)
-                    pieces, found, size = [], 0, 0
-            if pieces:
+            start = 0
+            for pieces in self._together(rows):
                 yield from self._anchor_children(rows, start, pieces)
+                start += sum(len(each.counts) for each in pieces)
+
+    def _together(self, rows: Rows) -> Iterator[list[_Piece]]:
+        """Yield the pieces that make a batch together."""
+        pieces, found, size = list[_Piece](), 0, 0
+        for piece in self._pieces(rows):
+            more = sum(column.nbytes for column in piece.columns)
+            # Together with a large piece, they may not fit into one array.
+            if pieces and size + more > sizes.BATCH_BYTES:
+                yield pieces
+                pieces, found, size = [], 0, 0
+            pieces.append(piece)
+            found, size = found + sum(piece.counts), size + more
+            if found >= chain.BATCH_ROWS or size >= sizes.BATCH_BYTES:
+                yield pieces
+                pieces, found, size = [], 0, 0
+        if pieces:
+            yield pieces
 
     def _pieces(self, rows: Rows) -> Iterator[_Piece]:
         """Call the function for every row, and yield the children of the rows, in order."""

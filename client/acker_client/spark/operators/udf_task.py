@@ -139,19 +139,24 @@ class UdfTask:
         if self._udf.kind == "row":
             return self._called_by_row(given)
         try:
-            return self._call(given)
+            made = self._call(given)
         except OperatorError:
             raise
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             return self._called_in_halves(given, error)
+        self._culprits.note_fit()
+        return made
 
     def _called_in_halves(self, given: Given, error: Exception) -> Made:
         count = len(given)
         if count == 1 or self._udf.on_error == "raise":
-            self._fail_row(given.anchors, 0, error)
+            self._raise_untracked(given.anchors, 0, error)
+            self._culprits.fail_alone(given.anchors, error)
             return Made([pa.nulls(0, field.type) for field in self._schema], np.arange(0))
+        # Copied, because the function may fill the memory of the first half's results again for the second half.
         parts = [
-            (start, self._called(given.slice(start, stop))) for start, stop in ((0, count // 2), (count // 2, count))
+            (start, _copied(self._called(given.slice(start, stop))))
+            for start, stop in ((0, count // 2), (count // 2, count))
         ]
         columns = [pa.concat_arrays(pieces) for pieces in zip(*(made.columns for _, made in parts), strict=True)]
         return Made(columns, np.concatenate([made.rows + start for start, made in parts]))
@@ -195,6 +200,7 @@ class UdfTask:
             given = feed.taken[0]
             # Stays in the feed until its result fits, because a batch without a result is given to the function again.
             made = self._checked(result, len(given))
+            self._culprits.note_fit()
             feed.taken.popleft()
             yield given, made
 
@@ -218,10 +224,13 @@ class UdfTask:
             columns = self._writer.columns(values)
         return Made(columns, np.array(rows, np.int64))
 
-    def _fail_row(self, anchors: Anchors, row: int, error: Exception) -> None:
+    def _raise_untracked(self, anchors: Anchors, row: int, error: Exception) -> None:
         # A row without anchors in a job that is tracked may stand for a record that has failed before.
         if not anchors.of(row) and not self._is_tracked:
             raise error
+
+    def _fail_row(self, anchors: Anchors, row: int, error: Exception) -> None:
+        self._raise_untracked(anchors, row, error)
         self._culprits.fail_row(anchors, row, error)
 
     def _row_of(self, value: Any) -> Any:
@@ -295,6 +304,11 @@ class UdfTask:
         indices = np.full(count, -1, np.int64)
         indices[made.rows] = np.arange(len(made.rows))
         return found.take(pa.array(indices, mask=indices < 0))
+
+
+def _copied(made: Made) -> Made:
+    # Of one array alone, too, Arrow makes a copy.
+    return Made([pa.concat_arrays([column]) for column in made.columns], made.rows)
 
 
 def _as_one(arguments: Sequence[Any]) -> Any:

@@ -289,8 +289,8 @@ def _is_accepted(kind: type, declared: DataType) -> bool:
 
 
 def _without_zone(value: Any) -> Any:
-    # Arrow would take the time in UTC and drop the zone.
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+    # Arrow takes the time in UTC and drops the zone, which changes the time of any other zone.
+    if isinstance(value, datetime.datetime) and value.utcoffset():
         raise TypeError("a time with a zone")
     return value
 

@@ -6,6 +6,7 @@ time, and would all get the content of the last one. Objects of types that Spark
 
 from __future__ import annotations
 
+import array
 import datetime
 import decimal
 from collections.abc import Callable
@@ -62,9 +63,22 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, dict):
         is_flat = FIXED.issuperset(map(type, value.values()))
         return dict(value) if is_flat else {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
+    if isinstance(value, (np.ndarray, array.array)):
+        return value.__copy__()
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    return _object_like(value) if hasattr(value, "__dict__") and not hasattr(value, "__UDT__") else value
+
+
+def _object_like(value: Any) -> Any:
+    """Return an object with copies of the attributes of ``value``, such as a dataclass, which Spark takes for a
+    struct. Objects that refuse to be made or filled this way stay as they are."""
+    try:
+        made = object.__new__(type(value))
+        vars(made).update({name: snapshot(item) for name, item in vars(value).items()})
+    except TypeError:
+        return value
+    return made
 
 
 def _tuple_like(value: Any, items: tuple[Any, ...]) -> Any:
