@@ -181,6 +181,11 @@ def row_value(value: int) -> int:
     return value
 
 
+@acker_udf("long")
+def other_value(value: int) -> int:
+    return value
+
+
 @acker_udf("int")
 def pandas_udf(number: pd.Series, text: pd.Series) -> pd.Series:
     if (number % 5 == 0).any():
@@ -307,6 +312,65 @@ def test_what_comes_behind_a_function_that_acked_may_have_other_edges_or_none(
 ) -> None:
     work(alone.frame(df, message_id="id").withColumn("n", F.lit(2)))
     assert verdicts(alone) == ALL
+
+
+def loud_and(frame: DataFrame) -> DataFrame:
+    return frame.withColumn("loud", F.upper("text"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda frame: frame.select(row_udf("id", "text")), lambda frame: frame.select(pandas_udf("id", "text"))),
+        (lambda frame: frame.select(row_value("id")), lambda frame: frame.select(row_value(F.col("id") + 1))),
+        (
+            lambda frame: frame.select(AF.ack(after="loud")),
+            lambda frame: frame.select(AF.ack(after=["loud", "id"])),
+        ),
+        (lambda frame: frame.select(row_value("id")), lambda frame: frame.transform(as_operator)),
+        (lambda frame: frame.transform(as_operator), lambda frame: frame.select(row_value("id"))),
+        (lambda frame: frame.select(row_value("id")), lambda frame: branch(frame, 2)),
+    ],
+    ids=["two functions", "other arguments", "another after", "an operator behind", "an operator before", "a branch"],
+)
+def test_a_function_that_acks_the_rows_of_another_frame_with_an_ack_is_refused(
+    alone: OpenSource, df: DataFrame, first: Any, second: Any
+) -> None:
+    frame = loud_and(df).transform(alone.frame)
+    first(frame)
+    with pytest.raises(Refused, match=r"they go to .* already.* Make a copy for each consumer first"):
+        second(frame)
+    assert alone.pending == ROWS
+
+
+def test_the_same_function_may_take_the_same_rows_in_another_frame(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df, message_id="id")
+    with pytest.raises(Exception, match="nothing"):
+        frame.select(row_value("nothing"))
+    for _ in range(2):
+        frame.select(row_udf("id", "text").alias("n"), F.transform(F.array("id"), lambda each: each + 1)).count()
+        second = frame.withColumn("n", row_udf("id", "text"))
+    second.select("n").collect()
+    assert verdicts(alone) == FIFTHS
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda one, other: one.union(other),
+        lambda one, other: one.join(other, "id"),
+        lambda one, other: one.unionByName(other=other),
+    ],
+)
+def test_frames_that_ack_the_same_records_are_refused_where_they_meet(
+    alone: OpenSource, df: DataFrame, meet: Any
+) -> None:
+    told = alone.frame(df).select("id", tell("id").alias("told")).select("id", "told.*")
+    one, other = (told.select("id", udf("value").alias("n")) for udf in (row_value, other_value))
+    with pytest.raises(AckedTwice, match="another column acks the same rows"):
+        meet(one, other)
+    assert one.union(one).columns == ["id", "n"]
+    assert alone.pending == ROWS
 
 
 def test_edges_behind_other_names_are_refused_where_nothing_checks_what_becomes_of_the_rows(

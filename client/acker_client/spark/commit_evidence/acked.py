@@ -192,13 +192,19 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
         settings = vars(df)["_acker_batch"].settings
         for function in functions if settings.tracking else ():
             check_servers(function, settings.servers)
-        before = _check_acks(df, f"{method.__name__} with ack()") if functions else None
+        taker = f"{method.__name__} with ack()"
+        before = _check_acks(df, taker) if functions else None
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
         made = of_body(value, vars(df)["_acker_batch"], vars(df).get(CHAIN) or vars(df).get(BELOW))
         if before is not None:
             _refuse_acked_twice(made, before, functions)
+            # Only now, because a call that raises takes no rows.
+            if ACK not in before:
+                vars(df)["_acker_batch"].take_rows(df, taker, _calls_in(made, functions))
+        elif any(isinstance(argument, DataFrame) for argument in (*args, *kwargs.values())):
+            _refuse_meeting_acks(made)
         if functions:
             _register_acks(made, functions)
         return made
@@ -241,6 +247,16 @@ def _refuse_acked_twice(df: DataFrame, before: str, functions: Sequence[str]) ->
             raise AckedTwice(taker)
 
 
+def _refuse_meeting_acks(df: BodyFrame) -> None:
+    """Refuse a join or union of frames whose functions may ack the same edges, if these are not held."""
+    if vars(df)["_acker_batch"].held or ACK not in analyzed(df):
+        return
+    taker = "a frame that joins others"
+    for one, other in combinations(_edges_of(df, taker).calls, 2):
+        if one.function != other.function and may_meet(one.consumed, other.consumed):
+            raise AckedTwice(taker)
+
+
 def refuse_acked_edges(df: DataFrame, taker: str) -> None:
     """Raise :class:`AckedTwice` if a column of the frame may hold an edge that a function in its plan has acked."""
     edges = _edges_of(df, taker)
@@ -264,6 +280,15 @@ def _columns(value: Any) -> Iterator[Column]:
             yield from _columns(each)
     elif isinstance(value, dict):
         yield from _columns(list(value.values()))
+
+
+def _calls_in(df: DataFrame, functions: Sequence[str]) -> str:
+    """Return the calls of ``functions`` in the plan of ``df`` as text, which is equal for equal calls."""
+    try:
+        calls = {call.text for call in EdgeColumns(df).calls if call.function in functions}
+    except UNREADABLE:
+        calls = set(map(lineage.name_of_column, functions))
+    return ", ".join(sorted(calls))
 
 
 def _register_acks(df: DataFrame, functions: Sequence[str]) -> None:

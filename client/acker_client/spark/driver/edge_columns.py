@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
-from acker_client.spark.anchoring.anchors import ANCHORS, EDGE
+from acker_client.spark.anchoring.anchors import ANCHORS, EDGE, TRACKING
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.catalyst import SparkExpression, Unknown, each, tree_of
 from acker_client.spark.driver.lineage import ACK, AGAIN, READS
@@ -73,10 +73,12 @@ def may_meet(some: Origins, others: Origins) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AckCall:
-    """A call of an ``ack()`` function. ``consumed``: the edges that it acks."""
+    """A call of an ``ack()`` function. ``consumed``: the edges that it acks. ``text``: the call, without what differs
+    when the program makes the same call again."""
 
     function: str
     consumed: Origins
+    text: str = ""
 
 
 class EdgeColumns:
@@ -161,19 +163,20 @@ class EdgeColumns:
             return ANY
         contents = [self._evaluate(child) for child in expression.children]
         if name == "PythonUDF" and fields["name"].startswith(ACK):
-            return self._call(fields, contents)
+            return self._call(expression, contents)
         content = _content_of(expression, contents)
         if name == "Alias":
             self._contents[_id_of(expression)] = content
         return content
 
-    def _call(self, fields: dict[str, Any], arguments: Sequence[_Content]) -> _Content:
+    def _call(self, call: SparkExpression, arguments: Sequence[_Content]) -> _Content:
         """Note the call of an ``ack()`` function, and return what its result holds."""
+        fields = call.fields
         # The last argument is the edge or the packed anchors. A row with both forms has its edge before.
         function, consumed = fields["name"], _origins(arguments[-1:])
         if any(origin.column == ANCHORS or not origin.function for origin in consumed):
             consumed |= _origins(arguments[-2:])
-        self.calls.append(AckCall(function, consumed))
+        self.calls.append(AckCall(function, consumed, _text(call)))
         kind, made = fields["dataType"], frozenset({Origin(function)})
         if isinstance(kind, dict) and kind["type"] == "struct":
             return _Struct(tuple(made if field["name"] == EDGE else NONE for field in kind["fields"]))
@@ -228,6 +231,17 @@ def _origins(contents: Iterable[_Content]) -> Origins:
         else:
             found |= _origins([content.element]) if isinstance(content, _Array) else content
     return found
+
+
+def _text(expression: SparkExpression) -> str:
+    """Return a value as text. Ids of expressions and types are left out."""
+    name, fields = expression.name, expression.fields
+    if name in ("AttributeReference", "Literal"):
+        return str(fields["name" if name == "AttributeReference" else "value"])
+    if name == "PythonUDF":
+        name = str(fields["name"])
+    children = ", ".join(text for text in map(_text, expression.children) if text not in TRACKING)
+    return f"{lineage.name_of_column(name) if name.startswith(ACK) else name}({children})"
 
 
 def _tree(expression: Any) -> SparkExpression:

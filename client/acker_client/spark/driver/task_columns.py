@@ -21,7 +21,7 @@ from pyspark.sql.types import DataType
 from acker_client.settings import Settings
 from acker_client.spark import compat
 from acker_client.spark.anchoring.tally import Report
-from acker_client.spark.driver.lineage import ACK, TAG_CHARS, new_tag
+from acker_client.spark.driver.lineage import ACK, name_of_column, new_tag
 from acker_client.spark.driver.session import SERVERS, SessionError, pins_here, settings_in_batch
 from acker_client.spark.worker.chain import Sender
 
@@ -113,7 +113,7 @@ def check_servers(function: str, servers: Sequence[str]) -> None:
         guessed = _guessed.get(function, ())
     if guessed and set(guessed).isdisjoint(servers):
         raise SessionError(
-            f"{function[len(ACK) : -TAG_CHARS - 1]}: where this column was made, nothing named the servers of its rows,"
+            f"{name_of_column(function)}: where this column was made, nothing named the servers of its rows,"
             f" which are {', '.join(servers)}: make the column after frame() or the start of the batch, in the same"
             f" thread or in an InheritableThread; or set {SERVERS} on the session"
         )
