@@ -373,6 +373,93 @@ def test_frames_that_ack_the_same_records_are_refused_where_they_meet(
     assert alone.pending == ROWS
 
 
+def pass_on(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for batch in batches:
+        yield batch.assign(id=batch["id"] + 0)
+
+
+def ack_all(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    with Collector("batches") as out:
+        for batch in batches:
+            for row in batch.itertuples():
+                out.ack((row.root, row.edge))
+            yield batch[["id"]]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda frame: (
+            frame.withColumnsRenamed({"_root": "root", "_edge": "edge"})
+            .withColumns({"_root": F.col("root"), "_edge": F.col("edge")})
+            .mapInPandas(ack_all, "id long")
+            .mapInPandas(pass_on, "id long")
+            .collect()
+        ),
+        lambda frame: (
+            frame.select("id").mapInPandas(pass_on, "id long").foreachPartition(read_all),
+            frame.select(row_value("id")).collect(),
+        ),
+        lambda frame: (
+            frame.select("id", row_value("id").alias("n"))
+            .mapInPandas(pass_on, "id long, n long")
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("id", row_value("id").alias("n"))
+            .unpivot("id", ["n"], "name", "value")
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("id", tell("id").alias("r"))
+            .withColumn("ok", F.col("r").isNotNull())
+            .select("ok", row_value("r.value", anchors=["r._root", "r._edge"]).alias("n"))
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("_root", AF.emit(F.array("text", "text"), after="text").alias("edges"))
+            .select("_root", F.size("edges").alias("k"), F.explode("edges").alias("e"))
+            .select("k", row_value(F.lit(1), anchors=["_root", "e"]).alias("n"))
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("id", row_value("id").alias("n"))
+            .withColumn("most", F.expr("(SELECT max(id) FROM range(3))"))
+            .foreachPartition(read_all)
+        ),
+    ],
+    ids=[
+        "two functions over batches",
+        "a function over batches",
+        "a function over batches behind an ack",
+        "an unpivot behind an ack",
+        "whether there is a record",
+        "the number of edges",
+        "a subquery over a table",
+    ],
+)
+def test_a_program_that_acks_each_edge_once_may_go_on_in_any_way(alone: OpenSource, df: DataFrame, work: Any) -> None:
+    work(alone.frame(df, message_id="id"))
+    assert verdicts(alone) == ALL
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda frame: frame.withColumn("e", F.expr("(SELECT max(id) FROM range(3))") + F.col("_edge")).select("e"),
+        lambda frame: frame.select("id", "_edge").unpivot("id", ["_edge"], "name", "value"),
+        lambda frame: frame.mapInPandas(pass_on, frame.schema),
+    ],
+    ids=["beside a subquery", "an unpivot", "a function over batches"],
+)
+def test_an_acked_edge_is_found_behind_columns_that_a_node_makes_itself(
+    alone: OpenSource, df: DataFrame, hide: Any
+) -> None:
+    made = alone.frame(df).withColumn("n", row_value("id"))
+    with pytest.raises(AckedTwice, match="another column acks the same rows"):
+        hide(made).foreachPartition(read_all)
+
+
 def test_edges_behind_other_names_are_refused_where_nothing_checks_what_becomes_of_the_rows(
     alone: OpenSource, df: DataFrame
 ) -> None:
@@ -396,10 +483,10 @@ def test_an_expression_of_any_depth_may_stand_beside_a_function_that_acks(alone:
     )
     with pytest.raises(AckedTwice):
         made.select("hidden").foreachPartition(read_all)
-    with pytest.raises(AckedTwice, match="nothing shows that no other column acks these rows"):
-        frame.select(row_udf(deep, "text").alias("n")).select("n").foreachPartition(read_all)
     made.select("deep", "n").foreachPartition(read_all)
     assert verdicts(alone) == FIFTHS
+    with pytest.raises(AckedTwice, match="nothing shows that no other column acks these rows"):
+        alone.frame(df).select(row_udf(deep, "text").alias("n")).select("n").foreachPartition(read_all)
 
 
 @pytest.mark.long

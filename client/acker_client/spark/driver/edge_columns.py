@@ -2,7 +2,9 @@
 
 Reads each column's expressions in Spark's analysed plan, down to the step or the function that made the edge. So it
 makes no difference under which names the edges pass. A column that is computed from an edge in any other way than by an
-``ack()`` function counts as holding the edge, and a column of an unknown kind counts as holding any edge.
+``ack()`` function counts as holding the edge, unless an edge does not fit into its type. A column of an unknown kind
+counts as holding all edges of the columns below it. Functions of the user's over batches are not followed: their output
+holds an edge only in the columns with its name.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from acker_client.spark.driver.lineage import ACK, AGAIN, READS
 Plan = Any
 
 _STEPS = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
+# Nodes that run a function over batches, whose output columns say nothing about their origin.
+_USER_FUNCTIONS = _STEPS | {"MapInPandas", "FlatMapGroupsInPandas", "FlatMapCoGroupsInPandas"}
 
 
 class Origin(NamedTuple):
@@ -44,6 +48,10 @@ class Origin(NamedTuple):
 Origins = frozenset[Origin]
 NONE: Origins = frozenset()
 ANY: Origins = frozenset({Origin("")})
+
+# An edge has 64 bits, so a value of these types is no edge. It may be computed from one. Spark describes other types by
+# objects, so this is no set.
+_NARROW = ("boolean", "byte", "short", "integer", "date")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +98,16 @@ class EdgeColumns:
         self._expressions = jvm.org.apache.spark.sql.catalyst.expressions
         self._contents: dict[int, _Content] = {}
         self._definitions: dict[int, Sequence[int]] = {}
+        self._below = NONE
         self.calls: list[AckCall] = []
         plan = df._jdf.queryExecution().analyzed()
         self._read(plan)
-        self._output = self._ids(plan.output())
+        output = self._trees(plan.output())
+        self._output = [_id_of(attribute) for attribute in output if attribute.fields["dataType"] not in _NARROW]
 
     @cached_property
     def held(self) -> Origins:
-        """The edges that any column of the frame holds."""
+        """The edges that any column of the frame holds. Columns of types into which no edge fits hold none."""
         return _origins(self._content(number) for number in self._output)
 
     def _content(self, number: int) -> _Content:
@@ -111,6 +121,7 @@ class EdgeColumns:
             return
         for child in each(plan.children()):
             self._read(child)
+        self._read_subqueries(plan)
         if name == "Generate":
             self._read_generate(plan)
         elif name == "Union":
@@ -127,8 +138,29 @@ class EdgeColumns:
         else:
             for expression in self._trees(plan.expressions()):
                 self._evaluate(expression)
-            if not plan.children().size():
-                self._contents.update(dict.fromkeys(self._ids(plan.output()), NONE))
+        self._read_other_outputs(name, plan)
+
+    def _read_subqueries(self, plan: Plan) -> None:
+        """Note which edges the subqueries in the expressions of a node hold."""
+        self._below = NONE
+        subqueries = list(each(plan.subqueries()))
+        for query in subqueries:
+            self._read(query)
+        self._below = self._held_by(subqueries)
+
+    def _read_other_outputs(self, name: str, plan: Plan) -> None:
+        """Note the contents of the outputs that a node makes in another way than by its expressions."""
+        unknown = [each for each in self._trees(plan.output()) if _id_of(each) not in self._contents]
+        if not unknown or name in ("CTERelationRef", "CTERelationDef"):
+            return
+        below = self._held_by(each(plan.children()))
+        for attribute in unknown:
+            # Nothing follows the rows through a function of the user's. It may pass the edge on under its name.
+            may_hold = name not in _USER_FUNCTIONS or attribute.fields["name"] in (EDGE, ANCHORS)
+            self._contents[_id_of(attribute)] = below if may_hold else NONE
+
+    def _held_by(self, plans: Iterable[Plan]) -> Origins:
+        return _origins(self._content(number) for plan in plans for number in self._ids(plan.output()))
 
     def _read_step(self, plan: Plan) -> None:
         function = str(plan.functionExpr().name())
@@ -160,7 +192,7 @@ class EdgeColumns:
         if name == "AttributeReference":
             return self._content(_id_of(expression))
         if name.endswith(("Subquery", "ListQuery", "Exists")):
-            return ANY
+            return self._below
         contents = [self._evaluate(child) for child in expression.children]
         if name == "PythonUDF" and fields["name"].startswith(ACK):
             return self._call(expression, contents)

@@ -99,8 +99,8 @@ def mark_consumed(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str
 
 
 def mark_acked(upstream: Upstream, calls: str) -> None:
-    """Mark the rows of ``upstream`` as taken by a column with these ``calls`` of ``ack()`` functions. The same calls may
-    take them again, because they make the same report."""
+    """Mark the rows of ``upstream`` as taken by a column with these ``calls`` of ``ack()`` functions. The same calls
+    may take them again, because they make the same report."""
     taker = Consumer("column", calls, repeatable=True)
     try:
         lineage.consume(upstream.nodes, taker)
