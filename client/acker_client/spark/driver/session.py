@@ -159,6 +159,14 @@ def settings_in_batch(spark: SparkSession, guess: Callable[[], Settings | None] 
     return settings_of(spark, guess)
 
 
+def names_servers(spark: SparkSession) -> bool:
+    """Whether the session or the environment names the servers, which are then the same for all rows."""
+    conf = Stores(spark).conf()
+    return any(map(conf.get, (SERVERS, ACCESS_FILE))) or any(
+        map(os.environ.get, (SERVERS_VARIABLE, ACCESS_FILE_VARIABLE))
+    )
+
+
 def settings_of_batch(spark: SparkSession, pins: Pins) -> Settings:
     """Return the settings for tasks of a batch. ``pins``: where its roots live; () if tracking is off."""
     if not pins:
