@@ -373,6 +373,28 @@ def test_frames_that_ack_the_same_records_are_refused_where_they_meet(
     assert alone.pending == ROWS
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda frame: frame.select("id", row_value("n")).foreachPartition(post),
+        lambda frame: frame.select(row_value("n")),
+        lambda frame: frame.select(AF.ack(after="n")),
+        lambda frame: frame.mapInPandas(pass_on, "id long"),
+    ],
+    ids=["a udf", "a udf alone", "an ack", "a function over batches"],
+)
+@pytest.mark.parametrize("is_left", [True, False])
+def test_copies_of_rows_that_a_join_with_acked_rows_makes_are_refused(
+    alone: OpenSource, df: DataFrame, work: Any, is_left: bool
+) -> None:
+    acked = alone.frame(df).select("id", row_value("id").alias("n"))
+    fresh = alone.frame(df).select(F.col("id").alias("key"), "_root", "_edge")
+    joined = acked.join(fresh, F.lit(True)) if is_left else fresh.join(acked, F.lit(True))
+    with pytest.raises(Refused, match="Join"):
+        work(joined)
+    assert alone.pending == 2 * ROWS
+
+
 def pass_on(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     for batch in batches:
         yield batch.assign(id=batch["id"] + 0)
@@ -861,6 +883,19 @@ def test_a_column_is_refused_where_the_frames_of_plain_sources_are_at_several_se
         for frame in frames:
             with pytest.raises(SessionError, match="make the column after"):
                 in_plain_thread(partial(select_udf, frame))
+
+
+def test_a_column_is_refused_for_rows_at_other_servers_than_the_last_frame_of_its_thread(
+    alone: OpenSource, df: DataFrame, start_server: Callable[..., Any]
+) -> None:
+    for other in open_source([start_server(id=1).address]):
+        frame, last = alone.frame(df), other.frame(df, message_id="id")
+        with pytest.raises(
+            SessionError, match=r"nothing named the servers of its rows.* before that of another source"
+        ):
+            frame.select(row_udf("id", "text"))
+        last.select(row_udf("id", "text")).collect()
+        assert verdicts(other) == FIFTHS
 
 
 def test_an_acker_udf_acks_the_rows_of_a_batch_that_is_held(live: Callable[..., Any]) -> None:

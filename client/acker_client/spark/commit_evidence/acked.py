@@ -193,15 +193,15 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
         for function in functions if settings.tracking else ():
             check_servers(function, settings.servers)
         taker = f"{method.__name__} with ack()"
-        before = _check_acks(df, taker) if functions else None
+        before = _rows_of_acks(df, taker) if functions else None
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
         made = of_body(value, vars(df)["_acker_batch"], vars(df).get(CHAIN) or vars(df).get(BELOW))
         if before is not None:
-            _refuse_acked_twice(made, before, functions)
+            _refuse_acked_twice(made, before.plan, functions)
             # Only now, because a call that raises takes no rows.
-            if ACK not in before:
+            if before.are_fresh:
                 vars(df)["_acker_batch"].take_rows(df, taker, _calls_in(made, functions))
         elif any(isinstance(argument, DataFrame) for argument in (*args, *kwargs.values())):
             _refuse_meeting_acks(made)
@@ -212,15 +212,25 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
     return call
 
 
-def _check_acks(df: BodyFrame, taker: str) -> str | None:
-    """Check the rows that an ``ack()`` column takes. Returns the plan of ``df``; None if the rows are held."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that an ``ack()`` column takes, and that are not held. ``plan``: that of their frame. ``are_fresh``: they
+    have edges that no function in the plan has acked, and that a step made."""
+
+    plan: str
+    are_fresh: bool
+
+
+def _rows_of_acks(df: BodyFrame, taker: str) -> _Rows | None:
+    """Check the rows that an ``ack()`` column takes, and return them; None if they are held."""
     batch = vars(df)["_acker_batch"]
     if batch.held:
         return None
     plan = analyzed(df)
-    if ACK not in plan:
+    rows = _Rows(plan, ACK not in plan or _edges_of(df, taker).has_fresh)
+    if rows.are_fresh:
         batch.check_rows(df, taker)
-    return plan
+    return rows
 
 
 def _check_rows(df: BodyFrame, taker: str) -> None:
@@ -230,6 +240,8 @@ def _check_rows(df: BodyFrame, taker: str) -> None:
         return
     if ACK in analyzed(df):
         refuse_acked_edges(df, taker)
+        if _edges_of(df, taker).has_fresh:
+            batch.check_rows(df, taker)
     elif any(column in df.columns for column in TRACKING) or _edges_of(df, taker).held:
         batch.check_rows(df, taker)
 

@@ -110,6 +110,12 @@ class EdgeColumns:
         """The edges that any column of the frame holds. Columns of types into which no edge fits hold none."""
         return _origins(self._content(number) for number in self._output)
 
+    @cached_property
+    def has_fresh(self) -> bool:
+        """Whether any column holds an edge that a step has made and no function in the plan has consumed."""
+        consumed = frozenset[Origin]().union(*(call.consumed for call in self.calls))
+        return any(origin.column and not may_meet(frozenset({origin}), consumed) for origin in self.held)
+
     def _content(self, number: int) -> _Content:
         return self._contents.get(number, ANY)
 

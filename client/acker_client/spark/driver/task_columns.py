@@ -2,8 +2,8 @@
 
 They are iterator UDFs, because only an iterator UDF sees the end of a task. Decides how such a column is recognized in
 a plan, and to which servers its report goes. These servers are fixed when the column is made, because Spark pickles its
-function then. Unless the session or the environment names them, they are those of the thread's last frame or batch, or a
-guess. So they are checked when a frame gets the column.
+function then. Unless the session or the environment names them, they are those of the thread's last frame or batch,
+or a guess. So they are checked when a frame gets the column.
 """
 
 from __future__ import annotations
