@@ -32,7 +32,7 @@ from acker_client.spark import (
 from acker_client.spark import functions as AF
 from acker_client.spark.anchoring.pages import OtherRows, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report
-from acker_client.spark.commit_evidence.acked import AckedTwice
+from acker_client.spark.commit_evidence.acked import AckedTwice, Copied
 from acker_client.spark.commit_evidence.batch import NotHeld
 from acker_client.spark.driver import embedded
 from acker_client.spark.driver.persisted import DIGEST, PLACE
@@ -371,6 +371,53 @@ def test_frames_that_ack_the_same_records_are_refused_where_they_meet(
         meet(one, other)
     assert one.union(one).columns == ["id", "n"]
     assert alone.pending == ROWS
+
+
+def lookup(frame: DataFrame) -> DataFrame:
+    return frame.sparkSession.range(ROWS).withColumnRenamed("id", "value")
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda told: told.union(told.withColumn("id", F.lit(1))),
+        lambda told: told.join(lookup(told), "value"),
+        lambda told: told.withColumn("k", F.explode(F.array("id", "value"))),
+    ],
+    ids=["a union", "a join", "an explode"],
+)
+def test_copies_of_emitted_records_are_refused(alone: OpenSource, df: DataFrame, copy: Any) -> None:
+    copies = copy(alone.frame(df).select("id", tell("id").alias("told")).select("id", "told.*"))
+    for take in (
+        lambda: copies.select(row_value("value")),
+        lambda: copies.select(AF.ack(after="value")),
+        lambda: copies.foreachPartition(post),
+    ):
+        with pytest.raises(Copied, match="Give each copy an edge of its own"):
+            take()
+    assert copies.select("id", "value").count() >= ROWS
+    assert alone.pending == ROWS
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda told: told.join(lookup(told), "value", "left_semi"),
+        lambda told: told.select("*", F.explode(F.array("id")).alias("k")),
+        lambda told: told.union(told.sparkSession.createDataFrame([], told.schema)),
+        lambda told: told.distinct().sort("id"),
+        lambda told: (
+            told.select("_root", AF.emit(F.array("value", "value"), after="value").alias("edges"))
+            .select("_root", F.posexplode("edges").alias("place", "_edge"))
+            .withColumn("value", F.lit(1).cast("long"))
+        ),
+    ],
+    ids=["a semi join", "an explode of one", "a union with others", "one row each", "edges of its own"],
+)
+def test_emitted_records_of_which_there_are_no_copies_are_acked(alone: OpenSource, df: DataFrame, keep: Any) -> None:
+    told = alone.frame(df, message_id="id").select("id", tell("id").alias("told")).select("id", "told.*")
+    keep(told).select(row_value("value").alias("n")).collect()
+    assert verdicts(alone) == ALL
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,20 @@ class AckedTwice(AckerError):
         )
 
 
+class Copied(AckerError):
+    """Records of a plain source would be acked by a function that may get several rows of each."""
+
+    # A retry cannot help. ``blame`` reads this.
+    is_of_the_program = True
+
+    def __init__(self, taker: str) -> None:
+        super().__init__(
+            f"{taker}: a union, join or explode may have copied the records that a function has emitted, and the ack of"
+            " one copy would count for all. Give each copy an edge of its own, as functions.emit does for the elements"
+            " of an array, or emit behind the union, join or explode"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Acked:
     """A frame with ``ack()`` columns.
@@ -240,7 +254,10 @@ def _check_rows(df: BodyFrame, taker: str) -> None:
         return
     if ACK in analyzed(df):
         refuse_acked_edges(df, taker)
-        if _edges_of(df, taker).has_fresh:
+        edges = _edges_of(df, taker)
+        if edges.holds_copies:
+            raise Copied(taker)
+        if edges.has_fresh:
             batch.check_rows(df, taker)
     elif any(column in df.columns for column in TRACKING) or _edges_of(df, taker).held:
         batch.check_rows(df, taker)
@@ -248,18 +265,22 @@ def _check_rows(df: BodyFrame, taker: str) -> None:
 
 def _refuse_acked_twice(df: DataFrame, before: str, functions: Sequence[str]) -> None:
     """Refuse ``functions``, which ack rows that are not held, if another function in the plan of ``df`` may ack the
-    same edges. ``before``: the plan without these functions."""
+    same edges, or if several rows may hold the same edge of a function. ``before``: the plan without these
+    functions."""
     taker = "a second column that acks"
     again = {function for function in functions if functions.count(function) > 1 or function in before}
     if len(set(functions)) == 1 and not again and ACK not in before:
         return
-    for one, other in combinations(_edges_of(df, taker).calls, 2):
+    calls = _edges_of(df, taker).calls
+    for one, other in combinations(calls, 2):
         is_repeated = one.function != other.function or one.function in again
         if is_repeated and may_meet(one.consumed, other.consumed):
             raise AckedTwice(taker)
+    if any(call.copied for call in calls if call.function in functions):
+        raise Copied("a column that acks")
 
 
-def _refuse_meeting_acks(df: BodyFrame) -> None:
+def _refuse_meeting_acks(df: DataFrame) -> None:
     """Refuse a join or union of frames whose functions may ack the same edges, if these are not held."""
     if vars(df)["_acker_batch"].held or ACK not in analyzed(df):
         return

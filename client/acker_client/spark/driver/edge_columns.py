@@ -9,9 +9,11 @@ holds an edge only in the columns with its name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -25,6 +27,8 @@ from acker_client.spark.driver.lineage import ACK, AGAIN, READS
 Plan = Any
 
 _STEPS = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
+# Types of joins that put out each row of the left side at most once.
+_ONE_SIDED = re.compile("LeftSemi|LeftAnti|ExistenceJoin")
 # Nodes that run a function over batches, whose output columns say nothing about their origin.
 _USER_FUNCTIONS = _STEPS | {"MapInPandas", "FlatMapGroupsInPandas", "FlatMapCoGroupsInPandas"}
 
@@ -81,11 +85,12 @@ def may_meet(some: Origins, others: Origins) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AckCall:
-    """A call of an ``ack()`` function. ``consumed``: the edges that it acks. ``text``: the call, without what differs
-    when the program makes the same call again."""
+    """A call of an ``ack()`` function. ``consumed``: the edges that it acks. ``copied``: several rows may hold one of
+    them. ``text``: the call, without what differs when the program makes the same call again."""
 
     function: str
     consumed: Origins
+    copied: bool = False
     text: str = ""
 
 
@@ -99,6 +104,8 @@ class EdgeColumns:
         self._contents: dict[int, _Content] = {}
         self._definitions: dict[int, Sequence[int]] = {}
         self._below = NONE
+        # The edges of functions that several rows may hold. The guard of plans knows of those of steps.
+        self._copied = NONE
         self.calls: list[AckCall] = []
         plan = df._jdf.queryExecution().analyzed()
         self._read(plan)
@@ -116,6 +123,11 @@ class EdgeColumns:
         consumed = frozenset[Origin]().union(*(call.consumed for call in self.calls))
         return any(origin.column and not may_meet(frozenset({origin}), consumed) for origin in self.held)
 
+    @property
+    def holds_copies(self) -> bool:
+        """Whether any column holds an edge of a function that several rows may hold."""
+        return may_meet(self.held, self._copied)
+
     def _content(self, number: int) -> _Content:
         return self._contents.get(number, ANY)
 
@@ -128,6 +140,7 @@ class EdgeColumns:
         for child in each(plan.children()):
             self._read(child)
         self._read_subqueries(plan)
+        self._note_copies(name, plan)
         if name == "Generate":
             self._read_generate(plan)
         elif name == "Union":
@@ -154,6 +167,15 @@ class EdgeColumns:
             self._read(query)
         self._below = self._held_by(subqueries)
 
+    def _note_copies(self, name: str, plan: Plan) -> None:
+        """Note which edges a join, a union or an unpivot copies into several rows."""
+        if name == "Union":
+            legs = [self._held_by([child]) for child in each(plan.children())]
+            for one, other in combinations(legs, 2):
+                self._copied |= _made_by_functions(origin for origin in one if may_meet(frozenset({origin}), other))
+        elif name == "Expand" or (name == "Join" and not _ONE_SIDED.match(plan.joinType().toString())):
+            self._copied |= _made_by_functions(self._held_by(each(plan.children())))
+
     def _read_other_outputs(self, name: str, plan: Plan) -> None:
         """Note the contents of the outputs that a node makes in another way than by its expressions."""
         unknown = [each for each in self._trees(plan.output()) if _id_of(each) not in self._contents]
@@ -179,6 +201,11 @@ class EdgeColumns:
         """Note the contents of the columns that an explode or another generator makes."""
         generator, made = tree_of(plan.generator()), self._ids(plan.generatorOutput())
         contents = [self._evaluate(child) for child in generator.children]
+        if not _makes_one_row(generator):
+            # One row gets one element of an array of edges.
+            spread = _origins(contents)
+            beside = (origin for origin in self._held_by([plan.child()]) if not may_meet(frozenset({origin}), spread))
+            self._copied |= _made_by_functions(beside)
         parts: Sequence[_Content] = ()
         if len(contents) == 1:
             element = contents[0].element if isinstance(contents[0], _Array) else contents[0]
@@ -214,7 +241,7 @@ class EdgeColumns:
         function, consumed = fields["name"], _origins(arguments[-1:])
         if any(origin.column == ANCHORS or not origin.function for origin in consumed):
             consumed |= _origins(arguments[-2:])
-        self.calls.append(AckCall(function, consumed, _text(call)))
+        self.calls.append(AckCall(function, consumed, may_meet(self._copied, consumed), _text(call)))
         kind, made = fields["dataType"], frozenset({Origin(function)})
         if isinstance(kind, dict) and kind["type"] == "struct":
             return _Struct(tuple(made if field["name"] == EDGE else NONE for field in kind["fields"]))
@@ -269,6 +296,16 @@ def _origins(contents: Iterable[_Content]) -> Origins:
         else:
             found |= _origins([content.element]) if isinstance(content, _Array) else content
     return found
+
+
+def _makes_one_row(generator: SparkExpression) -> bool:
+    """Whether a generator makes one row of each row, as that of ``functions.ack`` does."""
+    arrays = generator.children
+    return generator.name == "Explode" and arrays[0].name == "CreateArray" and len(arrays[0].children) == 1
+
+
+def _made_by_functions(origins: Iterable[Origin]) -> Origins:
+    return frozenset(origin for origin in origins if not origin.column)
 
 
 def _text(expression: SparkExpression) -> str:
