@@ -373,6 +373,26 @@ def test_frames_that_ack_the_same_records_are_refused_where_they_meet(
     assert alone.pending == ROWS
 
 
+def test_rows_that_were_aggregated_are_refused_if_they_hold_edges(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df)
+    firsts = [F.first(column).alias(column) for column in ("text", "_root", "_edge")]
+    for made in (
+        frame.groupBy("id").agg(*firsts),
+        frame.groupBy("id").pivot("id", [1]).agg(F.max("_root").alias("r"), F.max("_edge").alias("e")),
+    ):
+        with pytest.raises(Refused, match=r"Aggregate|Pivot|lost its tracking"):
+            made.foreachPartition(post)
+    with pytest.raises(Refused, match="Aggregate"):
+        frame.groupBy("id").agg(*firsts).select(row_udf("id", "text"))
+    counts = frame.groupBy("text").agg(F.count("_edge").alias("n"), F.max("id").alias("most"))
+    assert (counts.rdd.count(), counts.agg({"n": "sum"}).collect()[0][0]) == (ROWS, ROWS)
+    acked = frame.withColumn("n", row_value("id"))
+    with pytest.raises(AckedTwice):
+        acked.groupBy("id").agg(F.max("_edge").alias("most")).foreachPartition(read_all)
+    assert acked.groupBy("n").count().rdd.count() == ROWS
+    assert set(verdicts(alone).values()) == {"ACKED"}
+
+
 def lookup(frame: DataFrame) -> DataFrame:
     return frame.sparkSession.range(ROWS).withColumnRenamed("id", "value")
 
@@ -388,11 +408,12 @@ def lookup(frame: DataFrame) -> DataFrame:
 )
 def test_copies_of_emitted_records_are_refused(alone: OpenSource, df: DataFrame, copy: Any) -> None:
     copies = copy(alone.frame(df).select("id", tell("id").alias("told")).select("id", "told.*"))
-    for take in (
+    takes: list[Callable[[], Any]] = [
         lambda: copies.select(row_value("value")),
         lambda: copies.select(AF.ack(after="value")),
         lambda: copies.foreachPartition(post),
-    ):
+    ]
+    for take in takes:
         with pytest.raises(Copied, match="Give each copy an edge of its own"):
             take()
     assert copies.select("id", "value").count() >= ROWS

@@ -24,6 +24,7 @@ from typing import Any
 from pyspark import RDD, StorageLevel
 from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.group import GroupedData
 from pyspark.sql.types import StructType
 
 from acker_client.errors import AckerError
@@ -158,6 +159,25 @@ class BodyFrame(ClassicFrame):
         return followed
 
 
+class BodyGroups(GroupedData):
+    """The groups of a body frame whose rows are not held. A frame that they are aggregated into is a body frame."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.startswith("_") or not isinstance(value, MethodType):
+            return value
+        batch = vars(self)["_acker_batch"]
+
+        @wraps(value)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = value(*args, **kwargs)
+            if type(made) is ClassicFrame:
+                return of_body(made, batch)
+            return _groups(made, batch) if type(made) is GroupedData else made
+
+        return call
+
+
 def of_body(df: DataFrame, batch: Any, below: Any = None) -> DataFrame:
     """Return ``df``, a plain Spark frame, as a body frame. ``batch``: its batch, or one of its batches. ``below``: how
     the tracked frame below it was made."""
@@ -209,6 +229,8 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
         taker = f"{method.__name__} with ack()"
         before = _rows_of_acks(df, taker) if functions else None
         value = method(*args, **kwargs)
+        if type(value) is GroupedData and not vars(df)["_acker_batch"].held:
+            return _groups(value, vars(df)["_acker_batch"])
         if type(value) is not ClassicFrame:
             return value
         made = of_body(value, vars(df)["_acker_batch"], vars(df).get(CHAIN) or vars(df).get(BELOW))
@@ -233,6 +255,13 @@ class _Rows:
 
     plan: str
     are_fresh: bool
+
+
+def _groups(groups: GroupedData, batch: Any) -> BodyGroups:
+    """Return ``groups``, Spark's own, as those of a body frame of ``batch``."""
+    made: BodyGroups = object.__new__(BodyGroups)
+    vars(made).update(vars(groups), _acker_batch=batch)
+    return made
 
 
 def _rows_of_acks(df: BodyFrame, taker: str) -> _Rows | None:

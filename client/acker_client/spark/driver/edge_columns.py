@@ -229,7 +229,8 @@ class EdgeColumns:
         contents = [self._evaluate(child) for child in expression.children]
         if name == "PythonUDF" and fields["name"].startswith(ACK):
             return self._call(expression, contents)
-        content = _content_of(expression, contents)
+        # A count is not computed from the values that it counts.
+        content = NONE if name == "aggregate.Count" else _content_of(expression, contents)
         if name == "Alias":
             self._contents[_id_of(expression)] = content
         return content
