@@ -153,6 +153,8 @@ def test_an_ack_that_waits_for_nothing_is_refused_for_rows_that_are_not_held(alo
         with pytest.raises(Exception, match=rf"{name}: .* name the columns that have to be computed before, in after="):
             frame.select("id", column).collect()
     assert alone.pending == ROWS
+    frame.select("id", AF.ack(after="id")).collect()
+    assert len(verdicts(alone)) == ROWS
 
 
 @pytest.mark.long

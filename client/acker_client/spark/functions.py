@@ -55,7 +55,9 @@ def ack(*anchors: str | Column, after: str | Column | Sequence[str | Column] = (
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return _acked(batches, name, width, settings, refusal)
 
-    return _always(task_column(name, run, "boolean", before, anchors or THIN, types, assumed=assumed), name)
+    return _always(
+        task_column(name, run, "boolean", before, anchors or THIN, types, assumed=assumed, refusal=refusal), name
+    )
 
 
 def fail(
@@ -76,7 +78,10 @@ def fail(
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return _failed(batches, name, width, settings, refusal)
 
-    return _always(task_column(name, run, "boolean", (*before, reason), anchors or THIN, types, assumed=assumed), name)
+    return _always(
+        task_column(name, run, "boolean", (*before, reason), anchors or THIN, types, assumed=assumed, refusal=refusal),
+        name,
+    )
 
 
 def emit(
@@ -107,7 +112,10 @@ def emit(
         return _emitted(batches, name, settings, refusal)
 
     return _always(
-        task_column(name, run, "array<bigint>", (*before, children), (root, edge), types, assumed=assumed), name
+        task_column(
+            name, run, "array<bigint>", (*before, children), (root, edge), types, assumed=assumed, refusal=refusal
+        ),
+        name,
     )
 
 

@@ -238,7 +238,7 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
             _refuse_acked_twice(made, before.plan, functions)
             # Only now, because a call that raises takes no rows.
             if before.are_fresh:
-                vars(df)["_acker_batch"].take_rows(df, taker, _calls_in(made, functions))
+                vars(df)["_acker_batch"].take_rows(df, taker, functions, _calls_in(made, functions))
         elif any(isinstance(argument, DataFrame) for argument in (*args, *kwargs.values())):
             _refuse_meeting_acks(made)
         if functions:

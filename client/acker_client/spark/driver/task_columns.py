@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import Column, SparkSession
@@ -26,10 +26,11 @@ from acker_client.spark.driver.lineage import ACK, name_of_column, new_tag
 from acker_client.spark.driver.session import SERVERS, SessionError, names_servers, pins_here, settings_in_batch
 from acker_client.spark.worker.chain import Sender
 
+T = TypeVar("T")
 Run = Callable[[Iterator[Any]], Iterator[Any]]
 
-# The driver remembers the servers of so many columns. It forgets the oldest one.
-_ASSUMED_MAX = 10_000
+# The driver remembers so many columns. It forgets the oldest one.
+_NOTED_MAX = 10_000
 
 
 class TrackedRows(Protocol):
@@ -44,6 +45,8 @@ class TrackedRows(Protocol):
 _lock = threading.Lock()
 # By the name of a column's function: the servers to which it reports, if neither session nor environment names them.
 _assumed: dict[str, tuple[str, ...]] = {}
+# By the name of a column's function: why it never acks rows of a plain source.
+_refusals: dict[str, str] = {}
 _plain_frames: weakref.WeakSet[TrackedRows] = weakref.WeakSet()
 
 # Column types by the number of tracking columns: packed anchors have one, thin anchors two, mixed frames all three.
@@ -63,20 +66,19 @@ def task_column(
     types: Sequence[pa.DataType | None] = (),
     *,
     assumed: Sequence[str] = (),
+    refusal: str = "",
 ) -> Column:
     """Return a column that ``run`` computes from all batches of the columns ``given`` and ``anchors`` in a task.
 
     ``types``: the Arrow types of ``given`` where pandas has to hand them over, None for any type. ``assumed``: the
     servers to which the column reports, if neither the session nor the environment names them.
+    ``refusal``: why the column never acks rows of a plain source; "" if it does.
     """
     if len(anchors) not in _TYPES:
         raise ValueError(f"{name}: {len(anchors)} tracking columns; give _root and _edge, _anchors, or all three")
     run.__name__ = f"{ACK}{name}_{new_tag()}"
-    if assumed:
-        with _lock:
-            _assumed[run.__name__] = tuple(assumed)
-            if len(_assumed) > _ASSUMED_MAX:
-                del _assumed[next(iter(_assumed))]
+    _note(_assumed, run.__name__, tuple(assumed))
+    _note(_refusals, run.__name__, refusal)
     columns = [F.col(column) if isinstance(column, str) else column for column in (*given, *anchors)]
     known = types or [None] * len(given)
     return compat.iterator_column(run, returns, [*known, *_TYPES[len(anchors)]], columns)
@@ -99,6 +101,22 @@ def note_plain_frame(batch: TrackedRows) -> None:
     was handed down takes these servers for its columns."""
     with _lock:
         _plain_frames.add(batch)
+
+
+def check_refusal(function: str) -> None:
+    """Raise :class:`SessionError` if the column with this ``function`` never acks rows of a plain source."""
+    with _lock:
+        refusal = _refusals.get(function)
+    if refusal:
+        raise SessionError(refusal)
+
+
+def _note(notes: dict[str, T], function: str, note: T) -> None:
+    if note:
+        with _lock:
+            notes[function] = note
+            if len(notes) > _NOTED_MAX:
+                del notes[next(iter(notes))]
 
 
 def check_servers(function: str, servers: Sequence[str]) -> None:
