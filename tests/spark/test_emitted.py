@@ -32,7 +32,7 @@ from acker_client.spark import (
 from acker_client.spark import functions as AF
 from acker_client.spark.anchoring.pages import OtherRows, Pages, Runs, place_of
 from acker_client.spark.anchoring.tally import Report
-from acker_client.spark.commit_evidence.acked import AckedTwice
+from acker_client.spark.commit_evidence.acked import AckedTwice, Copied
 from acker_client.spark.commit_evidence.batch import NotHeld
 from acker_client.spark.driver import embedded
 from acker_client.spark.driver.persisted import DIGEST, PLACE
@@ -153,6 +153,8 @@ def test_an_ack_that_waits_for_nothing_is_refused_for_rows_that_are_not_held(alo
         with pytest.raises(Exception, match=rf"{name}: .* name the columns that have to be computed before, in after="):
             frame.select("id", column).collect()
     assert alone.pending == ROWS
+    frame.select("id", AF.ack(after="id")).collect()
+    assert len(verdicts(alone)) == ROWS
 
 
 @pytest.mark.long
@@ -178,6 +180,11 @@ def tell(number: int) -> int:
 
 @acker_udf("long")
 def row_value(value: int) -> int:
+    return value
+
+
+@acker_udf("long")
+def other_value(value: int) -> int:
     return value
 
 
@@ -309,6 +316,242 @@ def test_what_comes_behind_a_function_that_acked_may_have_other_edges_or_none(
     assert verdicts(alone) == ALL
 
 
+def loud_and(frame: DataFrame) -> DataFrame:
+    return frame.withColumn("loud", F.upper("text"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda frame: frame.select(row_udf("id", "text")), lambda frame: frame.select(pandas_udf("id", "text"))),
+        (lambda frame: frame.select(row_value("id")), lambda frame: frame.select(row_value(F.col("id") + 1))),
+        (
+            lambda frame: frame.select(AF.ack(after="loud")),
+            lambda frame: frame.select(AF.ack(after=["loud", "id"])),
+        ),
+        (lambda frame: frame.select(row_value("id")), lambda frame: frame.transform(as_operator)),
+        (lambda frame: frame.transform(as_operator), lambda frame: frame.select(row_value("id"))),
+        (lambda frame: frame.select(row_value("id")), lambda frame: branch(frame, 2)),
+    ],
+    ids=["two functions", "other arguments", "another after", "an operator behind", "an operator before", "a branch"],
+)
+def test_a_function_that_acks_the_rows_of_another_frame_with_an_ack_is_refused(
+    alone: OpenSource, df: DataFrame, first: Any, second: Any
+) -> None:
+    frame = loud_and(df).transform(alone.frame)
+    first(frame)
+    with pytest.raises(Refused, match=r"they go to .* already.* Make a copy for each consumer first"):
+        second(frame)
+    assert alone.pending == ROWS
+
+
+def test_the_same_function_may_take_the_same_rows_in_another_frame(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df, message_id="id")
+    with pytest.raises(Exception, match="nothing"):
+        frame.select(row_value("nothing"))
+    for _ in range(2):
+        frame.select(row_udf("id", "text").alias("n"), F.transform(F.array("id"), lambda each: each + 1)).count()
+        second = frame.withColumn("n", row_udf("id", "text"))
+    second.select("n").collect()
+    assert verdicts(alone) == FIFTHS
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda one, other: one.union(other),
+        lambda one, other: one.join(other, "id"),
+        lambda one, other: one.unionByName(other=other),
+    ],
+)
+def test_frames_that_ack_the_same_records_are_refused_where_they_meet(
+    alone: OpenSource, df: DataFrame, meet: Any
+) -> None:
+    told = alone.frame(df).select("id", tell("id").alias("told")).select("id", "told.*")
+    one, other = (told.select("id", udf("value").alias("n")) for udf in (row_value, other_value))
+    with pytest.raises(AckedTwice, match="another column acks the same rows"):
+        meet(one, other)
+    assert one.union(one).columns == ["id", "n"]
+    assert alone.pending == ROWS
+
+
+def test_rows_that_were_aggregated_are_refused_if_they_hold_edges(alone: OpenSource, df: DataFrame) -> None:
+    frame = alone.frame(df)
+    firsts = [F.first(column).alias(column) for column in ("text", "_root", "_edge")]
+    for made in (
+        frame.groupBy("id").agg(*firsts),
+        frame.groupBy("id").pivot("id", [1]).agg(F.max("_root").alias("r"), F.max("_edge").alias("e")),
+    ):
+        with pytest.raises(Refused, match=r"Aggregate|Pivot|lost its tracking"):
+            made.foreachPartition(post)
+    with pytest.raises(Refused, match="Aggregate"):
+        frame.groupBy("id").agg(*firsts).select(row_udf("id", "text"))
+    counts = frame.groupBy("text").agg(F.count("_edge").alias("n"), F.max("id").alias("most"))
+    assert (counts.rdd.count(), counts.agg({"n": "sum"}).collect()[0][0]) == (ROWS, ROWS)
+    acked = frame.withColumn("n", row_value("id"))
+    with pytest.raises(AckedTwice):
+        acked.groupBy("id").agg(F.max("_edge").alias("most")).foreachPartition(read_all)
+    assert acked.groupBy("n").count().rdd.count() == ROWS
+    assert set(verdicts(alone).values()) == {"ACKED"}
+
+
+def lookup(frame: DataFrame) -> DataFrame:
+    return frame.sparkSession.range(ROWS).withColumnRenamed("id", "value")
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda told: told.union(told.withColumn("id", F.lit(1))),
+        lambda told: told.join(lookup(told), "value"),
+        lambda told: told.withColumn("k", F.explode(F.array("id", "value"))),
+    ],
+    ids=["a union", "a join", "an explode"],
+)
+def test_copies_of_emitted_records_are_refused(alone: OpenSource, df: DataFrame, copy: Any) -> None:
+    copies = copy(alone.frame(df).select("id", tell("id").alias("told")).select("id", "told.*"))
+    takes: list[Callable[[], Any]] = [
+        lambda: copies.select(row_value("value")),
+        lambda: copies.select(AF.ack(after="value")),
+        lambda: copies.foreachPartition(post),
+    ]
+    for take in takes:
+        with pytest.raises(Copied, match="Give each copy an edge of its own"):
+            take()
+    assert copies.select("id", "value").count() >= ROWS
+    assert alone.pending == ROWS
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda told: told.join(lookup(told), "value", "left_semi"),
+        lambda told: told.select("*", F.explode(F.array("id")).alias("k")),
+        lambda told: told.union(told.sparkSession.createDataFrame([], told.schema)),
+        lambda told: told.distinct().sort("id"),
+        lambda told: (
+            told.select("_root", AF.emit(F.array("value", "value"), after="value").alias("edges"))
+            .select("_root", F.posexplode("edges").alias("place", "_edge"))
+            .withColumn("value", F.lit(1).cast("long"))
+        ),
+    ],
+    ids=["a semi join", "an explode of one", "a union with others", "one row each", "edges of its own"],
+)
+def test_emitted_records_of_which_there_are_no_copies_are_acked(alone: OpenSource, df: DataFrame, keep: Any) -> None:
+    told = alone.frame(df, message_id="id").select("id", tell("id").alias("told")).select("id", "told.*")
+    keep(told).select(row_value("value").alias("n")).collect()
+    assert verdicts(alone) == ALL
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda frame: frame.select("id", row_value("n")).foreachPartition(post),
+        lambda frame: frame.select(row_value("n")),
+        lambda frame: frame.select(AF.ack(after="n")),
+        lambda frame: frame.mapInPandas(pass_on, "id long"),
+    ],
+    ids=["a udf", "a udf alone", "an ack", "a function over batches"],
+)
+@pytest.mark.parametrize("is_left", [True, False])
+def test_copies_of_rows_that_a_join_with_acked_rows_makes_are_refused(
+    alone: OpenSource, df: DataFrame, work: Any, is_left: bool
+) -> None:
+    acked = alone.frame(df).select("id", row_value("id").alias("n"))
+    fresh = alone.frame(df).select(F.col("id").alias("key"), "_root", "_edge")
+    joined = acked.join(fresh, F.lit(True)) if is_left else fresh.join(acked, F.lit(True))
+    with pytest.raises(Refused, match="Join"):
+        work(joined)
+    assert alone.pending == 2 * ROWS
+
+
+def pass_on(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for batch in batches:
+        yield batch.assign(id=batch["id"] + 0)
+
+
+def ack_all(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    with Collector("batches") as out:
+        for batch in batches:
+            for row in batch.itertuples():
+                out.ack((row.root, row.edge))
+            yield batch[["id"]]
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda frame: (
+            frame.withColumnsRenamed({"_root": "root", "_edge": "edge"})
+            .withColumns({"_root": F.col("root"), "_edge": F.col("edge")})
+            .mapInPandas(ack_all, "id long")
+            .mapInPandas(pass_on, "id long")
+            .collect()
+        ),
+        lambda frame: (
+            frame.select("id").mapInPandas(pass_on, "id long").foreachPartition(read_all),
+            frame.select(row_value("id")).collect(),
+        ),
+        lambda frame: (
+            frame.select("id", row_value("id").alias("n"))
+            .mapInPandas(pass_on, "id long, n long")
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("id", row_value("id").alias("n"))
+            .unpivot("id", ["n"], "name", "value")
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("id", tell("id").alias("r"))
+            .withColumn("ok", F.col("r").isNotNull())
+            .select("ok", row_value("r.value", anchors=["r._root", "r._edge"]).alias("n"))
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("_root", AF.emit(F.array("text", "text"), after="text").alias("edges"))
+            .select("_root", F.size("edges").alias("k"), F.explode("edges").alias("e"))
+            .select("k", row_value(F.lit(1), anchors=["_root", "e"]).alias("n"))
+            .foreachPartition(read_all)
+        ),
+        lambda frame: (
+            frame.select("id", row_value("id").alias("n"))
+            .withColumn("most", F.expr("(SELECT max(id) FROM range(3))"))
+            .foreachPartition(read_all)
+        ),
+    ],
+    ids=[
+        "two functions over batches",
+        "a function over batches",
+        "a function over batches behind an ack",
+        "an unpivot behind an ack",
+        "whether there is a record",
+        "the number of edges",
+        "a subquery over a table",
+    ],
+)
+def test_a_program_that_acks_each_edge_once_may_go_on_in_any_way(alone: OpenSource, df: DataFrame, work: Any) -> None:
+    work(alone.frame(df, message_id="id"))
+    assert verdicts(alone) == ALL
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda frame: frame.withColumn("e", F.expr("(SELECT max(id) FROM range(3))") + F.col("_edge")).select("e"),
+        lambda frame: frame.select("id", "_edge").unpivot("id", ["_edge"], "name", "value"),
+        lambda frame: frame.mapInPandas(pass_on, frame.schema),
+    ],
+    ids=["beside a subquery", "an unpivot", "a function over batches"],
+)
+def test_an_acked_edge_is_found_behind_columns_that_a_node_makes_itself(
+    alone: OpenSource, df: DataFrame, hide: Any
+) -> None:
+    made = alone.frame(df).withColumn("n", row_value("id"))
+    with pytest.raises(AckedTwice, match="another column acks the same rows"):
+        hide(made).foreachPartition(read_all)
+
+
 def test_edges_behind_other_names_are_refused_where_nothing_checks_what_becomes_of_the_rows(
     alone: OpenSource, df: DataFrame
 ) -> None:
@@ -332,10 +575,10 @@ def test_an_expression_of_any_depth_may_stand_beside_a_function_that_acks(alone:
     )
     with pytest.raises(AckedTwice):
         made.select("hidden").foreachPartition(read_all)
-    with pytest.raises(AckedTwice, match="nothing shows that no other column acks these rows"):
-        frame.select(row_udf(deep, "text").alias("n")).select("n").foreachPartition(read_all)
     made.select("deep", "n").foreachPartition(read_all)
     assert verdicts(alone) == FIFTHS
+    with pytest.raises(AckedTwice, match="nothing shows that no other column acks these rows"):
+        alone.frame(df).select(row_udf(deep, "text").alias("n")).select("n").foreachPartition(read_all)
 
 
 @pytest.mark.long
@@ -710,6 +953,19 @@ def test_a_column_is_refused_where_the_frames_of_plain_sources_are_at_several_se
         for frame in frames:
             with pytest.raises(SessionError, match="make the column after"):
                 in_plain_thread(partial(select_udf, frame))
+
+
+def test_a_column_is_refused_for_rows_at_other_servers_than_the_last_frame_of_its_thread(
+    alone: OpenSource, df: DataFrame, start_server: Callable[..., Any]
+) -> None:
+    for other in open_source([start_server(id=1).address]):
+        frame, last = alone.frame(df), other.frame(df, message_id="id")
+        with pytest.raises(
+            SessionError, match=r"nothing named the servers of its rows.* before that of another source"
+        ):
+            frame.select(row_udf("id", "text"))
+        last.select(row_udf("id", "text")).collect()
+        assert verdicts(other) == FIFTHS
 
 
 def test_an_acker_udf_acks_the_rows_of_a_batch_that_is_held(live: Callable[..., Any]) -> None:

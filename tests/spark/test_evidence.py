@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
+from acker_client.spark.commit_evidence import witness
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target, judge
 from acker_client.spark.commit_evidence.graph import Graph
 
@@ -79,3 +82,15 @@ def test_what_nobody_can_name_is_made_up_for_by_nothing() -> None:
 def test_appends_and_overwrites_of_either_interface_are_writes(name: str) -> None:
     graph = {"allNodes": [{"id": 0, "name": name, "desc": f"{name} t", "metrics": []}], "edges": []}
     assert Graph(graph, lambda _: False).writes
+
+
+def test_a_frame_that_spark_can_no_longer_plan_is_not_known_to_be_empty() -> None:
+    def of_a_table_that_is_gone() -> Any:
+        raise Py4JError("the table is gone")
+
+    analyzed = SimpleNamespace(treeString=lambda: "Filter false\n+- GlobalLimit 1\n   +- Relation gone")
+    execution = SimpleNamespace(analyzed=lambda: analyzed, optimizedPlan=of_a_table_that_is_gone)
+    frame: Any = SimpleNamespace(_jdf=SimpleNamespace(queryExecution=lambda: execution))
+    behind_a_limit = witness._is_empty(frame, witness._LIMITS)
+    analyzed.treeString = lambda: "Filter false\n+- Relation gone"
+    assert (behind_a_limit, witness._is_empty(frame, witness._LIMITS)) == (False, False)

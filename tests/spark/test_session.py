@@ -10,11 +10,14 @@ import pickle
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark import inheritable_thread_target
 from pyspark.sql import SparkSession
 
 from acker_client import Settings, Tls
@@ -112,6 +115,40 @@ def test_the_servers_that_a_plain_source_has_handed_down_serve_where_the_session
     finally:
         take_back()
     assert (found.servers, found.token) == (("a:1", "b:1"), "secret")
+
+
+def test_the_end_of_an_earlier_batch_leaves_the_thread_as_its_later_batch_has_it(conf: SparkSession) -> None:
+    local = conf.sparkContext.getLocalProperty
+    outer, inner = (session.hand_down(conf, Settings((server,))) for server in ("a:1", "b:1"))
+    conf.sparkContext.setLocalProperty(session.SERVERS, "c:1")
+    outer()
+    assert local(session.SERVERS) == "c:1"
+    inner()
+    assert local(session.PINS) is None
+
+
+def test_a_batch_whose_thread_has_got_other_properties_is_taken_back_from_these(conf: SparkSession) -> None:
+    local, taken_back = conf.sparkContext.getLocalProperty, list[str | None]()
+
+    def begin() -> Callable[[], None]:
+        return session.hand_down(conf, Settings(("a:1",)))
+
+    def both() -> None:
+        later = begin()
+        in_thread(later)
+        in_thread(first)
+        taken_back.append(local(session.PINS))
+
+    def in_thread(call: Callable[[], None]) -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    with ThreadPoolExecutor(1) as pool:
+        # PySpark gives the thread a copy of these properties for each call.
+        first = pool.submit(inheritable_thread_target(begin)).result()
+        pool.submit(inheritable_thread_target(both)).result()
+    assert taken_back == [None]
 
 
 def test_an_access_file_names_the_server_and_its_content_travels_to_tasks(

@@ -47,7 +47,7 @@ def ack(*anchors: str | Column, after: str | Column | Sequence[str | Column] = (
     anchors. ``after``: columns that have to be computed before a row is acked. They are needed for rows of a plain
     source, whose acks count at once.
     """
-    (settings, guessed), before = settings_of_columns("ack"), _several(after)
+    (settings, assumed), before = settings_of_columns("ack"), _several(after)
     refusal = _refusal(name, before)
     width = len(anchors or THIN)
     types = [pa.null()] * len(before)
@@ -55,7 +55,9 @@ def ack(*anchors: str | Column, after: str | Column | Sequence[str | Column] = (
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return _acked(batches, name, width, settings, refusal)
 
-    return _always(task_column(name, run, "boolean", before, anchors or THIN, types, guessed=guessed), name)
+    return _always(
+        task_column(name, run, "boolean", before, anchors or THIN, types, assumed=assumed, refusal=refusal), name
+    )
 
 
 def fail(
@@ -69,14 +71,17 @@ def fail(
     if nothing else has to be, name it or its input in ``after``. If tracking is off for the source, such a row fails
     the task.
     """
-    (settings, guessed), before = settings_of_columns("fail"), _several(after)
+    (settings, assumed), before = settings_of_columns("fail"), _several(after)
     refusal = _refusal(name, before)
     width, types = len(anchors or THIN), [*[pa.null()] * len(before), pa.string()]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return _failed(batches, name, width, settings, refusal)
 
-    return _always(task_column(name, run, "boolean", (*before, reason), anchors or THIN, types, guessed=guessed), name)
+    return _always(
+        task_column(name, run, "boolean", (*before, reason), anchors or THIN, types, assumed=assumed, refusal=refusal),
+        name,
+    )
 
 
 def emit(
@@ -100,14 +105,17 @@ def emit(
     The edges depend on the values of ``children``. Give the array rather than a number, unless the children are the
     same each time that Spark computes them.
     """
-    (settings, guessed), before = settings_of_columns("emit"), _several(after)
+    (settings, assumed), before = settings_of_columns("emit"), _several(after)
     refusal, types = _refusal(name, before), [*[pa.null()] * len(before), None]
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         return _emitted(batches, name, settings, refusal)
 
     return _always(
-        task_column(name, run, "array<bigint>", (*before, children), (root, edge), types, guessed=guessed), name
+        task_column(
+            name, run, "array<bigint>", (*before, children), (root, edge), types, assumed=assumed, refusal=refusal
+        ),
+        name,
     )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from pyspark import RDD, StorageLevel
 from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.group import GroupedData
 from pyspark.sql.types import StructType
 
 from acker_client.errors import AckerError
@@ -57,6 +58,20 @@ class AckedTwice(AckerError):
             f"{taker}: {why}, which would count as done before this one has worked on them."
             " Do the work in one function, let the first one emit (emits=True), or make copies with branch(frame, 2)."
             " If this one acks nothing, drop _root and _edge before it"
+        )
+
+
+class Copied(AckerError):
+    """Records of a plain source would be acked by a function that may get several rows of each."""
+
+    # A retry cannot help. ``blame`` reads this.
+    is_of_the_program = True
+
+    def __init__(self, taker: str) -> None:
+        super().__init__(
+            f"{taker}: a union, join or explode may have copied the records that a function has emitted, and the ack of"
+            " one copy would count for all. Give each copy an edge of its own, as functions.emit does for the elements"
+            " of an array, or emit behind the union, join or explode"
         )
 
 
@@ -144,6 +159,25 @@ class BodyFrame(ClassicFrame):
         return followed
 
 
+class BodyGroups(GroupedData):
+    """The groups of a body frame whose rows are not held. A frame that they are aggregated into is a body frame."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.startswith("_") or not isinstance(value, MethodType):
+            return value
+        batch = vars(self)["_acker_batch"]
+
+        @wraps(value)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = value(*args, **kwargs)
+            if type(made) is ClassicFrame:
+                return of_body(made, batch)
+            return _groups(made, batch) if type(made) is GroupedData else made
+
+        return call
+
+
 def of_body(df: DataFrame, batch: Any, below: Any = None) -> DataFrame:
     """Return ``df``, a plain Spark frame, as a body frame. ``batch``: its batch, or one of its batches. ``below``: how
     the tracked frame below it was made."""
@@ -192,13 +226,21 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
         settings = vars(df)["_acker_batch"].settings
         for function in functions if settings.tracking else ():
             check_servers(function, settings.servers)
-        before = _check_acks(df, f"{method.__name__} with ack()") if functions else None
+        taker = f"{method.__name__} with ack()"
+        before = _rows_of_acks(df, taker) if functions else None
         value = method(*args, **kwargs)
+        if type(value) is GroupedData and not vars(df)["_acker_batch"].held:
+            return _groups(value, vars(df)["_acker_batch"])
         if type(value) is not ClassicFrame:
             return value
         made = of_body(value, vars(df)["_acker_batch"], vars(df).get(CHAIN) or vars(df).get(BELOW))
         if before is not None:
-            _refuse_acked_twice(made, before, functions)
+            _refuse_acked_twice(made, before.plan, functions)
+            # Only now, because a call that raises takes no rows.
+            if before.are_fresh:
+                vars(df)["_acker_batch"].take_rows(df, taker, functions, _calls_in(made, functions))
+        elif any(isinstance(argument, DataFrame) for argument in (*args, *kwargs.values())):
+            _refuse_meeting_acks(made)
         if functions:
             _register_acks(made, functions)
         return made
@@ -206,15 +248,32 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
     return call
 
 
-def _check_acks(df: BodyFrame, taker: str) -> str | None:
-    """Check the rows that an ``ack()`` column takes. Returns the plan of ``df``; None if the rows are held."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that an ``ack()`` column takes, and that are not held. ``plan``: that of their frame. ``are_fresh``: they
+    have edges that no function in the plan has acked, and that a step made."""
+
+    plan: str
+    are_fresh: bool
+
+
+def _groups(groups: GroupedData, batch: Any) -> BodyGroups:
+    """Return ``groups``, Spark's own, as those of a body frame of ``batch``."""
+    made: BodyGroups = object.__new__(BodyGroups)
+    vars(made).update(vars(groups), _acker_batch=batch)
+    return made
+
+
+def _rows_of_acks(df: BodyFrame, taker: str) -> _Rows | None:
+    """Check the rows that an ``ack()`` column takes, and return them; None if they are held."""
     batch = vars(df)["_acker_batch"]
     if batch.held:
         return None
     plan = analyzed(df)
-    if ACK not in plan:
+    rows = _Rows(plan, ACK not in plan or _edges_of(df, taker).has_fresh)
+    if rows.are_fresh:
         batch.check_rows(df, taker)
-    return plan
+    return rows
 
 
 def _check_rows(df: BodyFrame, taker: str) -> None:
@@ -224,20 +283,39 @@ def _check_rows(df: BodyFrame, taker: str) -> None:
         return
     if ACK in analyzed(df):
         refuse_acked_edges(df, taker)
+        edges = _edges_of(df, taker)
+        if edges.holds_copies:
+            raise Copied(taker)
+        if edges.has_fresh:
+            batch.check_rows(df, taker)
     elif any(column in df.columns for column in TRACKING) or _edges_of(df, taker).held:
         batch.check_rows(df, taker)
 
 
 def _refuse_acked_twice(df: DataFrame, before: str, functions: Sequence[str]) -> None:
     """Refuse ``functions``, which ack rows that are not held, if another function in the plan of ``df`` may ack the
-    same edges. ``before``: the plan without these functions."""
+    same edges, or if several rows may hold the same edge of a function. ``before``: the plan without these
+    functions."""
     taker = "a second column that acks"
     again = {function for function in functions if functions.count(function) > 1 or function in before}
     if len(set(functions)) == 1 and not again and ACK not in before:
         return
-    for one, other in combinations(_edges_of(df, taker).calls, 2):
+    calls = _edges_of(df, taker).calls
+    for one, other in combinations(calls, 2):
         is_repeated = one.function != other.function or one.function in again
         if is_repeated and may_meet(one.consumed, other.consumed):
+            raise AckedTwice(taker)
+    if any(call.copied for call in calls if call.function in functions):
+        raise Copied("a column that acks")
+
+
+def _refuse_meeting_acks(df: DataFrame) -> None:
+    """Refuse a join or union of frames whose functions may ack the same edges, if these are not held."""
+    if vars(df)["_acker_batch"].held or ACK not in analyzed(df):
+        return
+    taker = "a frame that joins others"
+    for one, other in combinations(_edges_of(df, taker).calls, 2):
+        if one.function != other.function and may_meet(one.consumed, other.consumed):
             raise AckedTwice(taker)
 
 
@@ -264,6 +342,15 @@ def _columns(value: Any) -> Iterator[Column]:
             yield from _columns(each)
     elif isinstance(value, dict):
         yield from _columns(list(value.values()))
+
+
+def _calls_in(df: DataFrame, functions: Sequence[str]) -> str:
+    """Return the calls of ``functions`` in the plan of ``df`` as text, which is equal for equal calls."""
+    try:
+        calls = {call.text for call in EdgeColumns(df).calls if call.function in functions}
+    except UNREADABLE:
+        calls = set(map(lineage.name_of_column, functions))
+    return ", ".join(sorted(calls))
 
 
 def _register_acks(df: DataFrame, functions: Sequence[str]) -> None:

@@ -330,6 +330,10 @@ class BatchEvidence:
         """Check whether ``taker``, which the plan guard does not see, may take the rows of ``df``. Rows that are held
         need no check: copies of them, or dropped ones, show when the batch is settled."""
 
+    def take_rows(self, df: DataFrame, taker: str, functions: Sequence[str], calls: str) -> None:
+        """Mark the rows of ``df`` as taken by these ``calls`` of the ``ack()`` ``functions``, if rows that are not held
+        may go to them only. ``taker``: as for :meth:`check_rows`."""
+
     def add_ack_witness(self, functions: Sequence[str], witness: Witness) -> None:
         """Register the ``witness`` of rows behind an ``ack()``. ``functions``: the functions of the steps that made
         these rows."""

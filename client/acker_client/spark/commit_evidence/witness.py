@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 
@@ -287,11 +289,16 @@ class Trail:
 
 def _is_empty(df: DataFrame, excluded: re.Pattern[str]) -> bool:
     """Whether Spark knows without running anything that a frame has no rows, and its plan has no node that is
-    ``excluded``. A sink may filter all its rows away."""
+    ``excluded``. A sink may filter all its rows away. False if Spark cannot plan the frame."""
     execution: Any = df._jdf.queryExecution()
-    most = execution.optimizedPlan().maxRows()
-    is_empty = bool(most.isDefined()) and int(most.get()) == 0
-    return is_empty and not excluded.search(str(execution.analyzed().treeString()))
+    try:
+        if excluded.search(str(execution.analyzed().treeString())):
+            return False
+        # Plans the frame, if nothing has. A table that it reads may be gone by now.
+        most = execution.optimizedPlan().maxRows()
+        return bool(most.isDefined()) and int(most.get()) == 0
+    except (Py4JError, PySparkException):
+        return False
 
 
 def frame_step(df: DataFrame) -> tuple[str, int, tuple[str, ...]]:

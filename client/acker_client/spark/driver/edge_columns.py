@@ -2,19 +2,23 @@
 
 Reads each column's expressions in Spark's analysed plan, down to the step or the function that made the edge. So it
 makes no difference under which names the edges pass. A column that is computed from an edge in any other way than by an
-``ack()`` function counts as holding the edge, and a column of an unknown kind counts as holding any edge.
+``ack()`` function counts as holding the edge, unless an edge does not fit into its type. A column of an unknown kind
+counts as holding all edges of the columns below it. Functions of the user's over batches are not followed: their output
+holds an edge only in the columns with its name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
-from acker_client.spark.anchoring.anchors import ANCHORS, EDGE
+from acker_client.spark.anchoring.anchors import ANCHORS, EDGE, TRACKING
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.catalyst import SparkExpression, Unknown, each, tree_of
 from acker_client.spark.driver.lineage import ACK, AGAIN, READS
@@ -23,6 +27,10 @@ from acker_client.spark.driver.lineage import ACK, AGAIN, READS
 Plan = Any
 
 _STEPS = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
+# Types of joins that put out each row of the left side at most once.
+_ONE_SIDED = re.compile("LeftSemi|LeftAnti|ExistenceJoin")
+# Nodes that run a function over batches, whose output columns say nothing about their origin.
+_USER_FUNCTIONS = _STEPS | {"MapInPandas", "FlatMapGroupsInPandas", "FlatMapCoGroupsInPandas"}
 
 
 class Origin(NamedTuple):
@@ -44,6 +52,10 @@ class Origin(NamedTuple):
 Origins = frozenset[Origin]
 NONE: Origins = frozenset()
 ANY: Origins = frozenset({Origin("")})
+
+# An edge has 64 bits, so a value of these types is no edge. It may be computed from one. Spark describes other types by
+# objects, so this is no set.
+_NARROW = ("boolean", "byte", "short", "integer", "date")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +85,13 @@ def may_meet(some: Origins, others: Origins) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AckCall:
-    """A call of an ``ack()`` function. ``consumed``: the edges that it acks."""
+    """A call of an ``ack()`` function. ``consumed``: the edges that it acks. ``copied``: several rows may hold one of
+    them. ``text``: the call, without what differs when the program makes the same call again."""
 
     function: str
     consumed: Origins
+    copied: bool = False
+    text: str = ""
 
 
 class EdgeColumns:
@@ -88,15 +103,30 @@ class EdgeColumns:
         self._expressions = jvm.org.apache.spark.sql.catalyst.expressions
         self._contents: dict[int, _Content] = {}
         self._definitions: dict[int, Sequence[int]] = {}
+        self._below = NONE
+        # The edges of functions that several rows may hold. The guard of plans knows of those of steps.
+        self._copied = NONE
         self.calls: list[AckCall] = []
         plan = df._jdf.queryExecution().analyzed()
         self._read(plan)
-        self._output = self._ids(plan.output())
+        output = self._trees(plan.output())
+        self._output = [_id_of(attribute) for attribute in output if attribute.fields["dataType"] not in _NARROW]
 
     @cached_property
     def held(self) -> Origins:
-        """The edges that any column of the frame holds."""
+        """The edges that any column of the frame holds. Columns of types into which no edge fits hold none."""
         return _origins(self._content(number) for number in self._output)
+
+    @cached_property
+    def has_fresh(self) -> bool:
+        """Whether any column holds an edge that a step has made and no function in the plan has consumed."""
+        consumed = frozenset[Origin]().union(*(call.consumed for call in self.calls))
+        return any(origin.column and not may_meet(frozenset({origin}), consumed) for origin in self.held)
+
+    @property
+    def holds_copies(self) -> bool:
+        """Whether any column holds an edge of a function that several rows may hold."""
+        return may_meet(self.held, self._copied)
 
     def _content(self, number: int) -> _Content:
         return self._contents.get(number, ANY)
@@ -109,6 +139,8 @@ class EdgeColumns:
             return
         for child in each(plan.children()):
             self._read(child)
+        self._read_subqueries(plan)
+        self._note_copies(name, plan)
         if name == "Generate":
             self._read_generate(plan)
         elif name == "Union":
@@ -125,8 +157,38 @@ class EdgeColumns:
         else:
             for expression in self._trees(plan.expressions()):
                 self._evaluate(expression)
-            if not plan.children().size():
-                self._contents.update(dict.fromkeys(self._ids(plan.output()), NONE))
+        self._read_other_outputs(name, plan)
+
+    def _read_subqueries(self, plan: Plan) -> None:
+        """Note which edges the subqueries in the expressions of a node hold."""
+        self._below = NONE
+        subqueries = list(each(plan.subqueries()))
+        for query in subqueries:
+            self._read(query)
+        self._below = self._held_by(subqueries)
+
+    def _note_copies(self, name: str, plan: Plan) -> None:
+        """Note which edges a join, a union or an unpivot copies into several rows."""
+        if name == "Union":
+            legs = [self._held_by([child]) for child in each(plan.children())]
+            for one, other in combinations(legs, 2):
+                self._copied |= _made_by_functions(origin for origin in one if may_meet(frozenset({origin}), other))
+        elif name == "Expand" or (name == "Join" and not _ONE_SIDED.match(plan.joinType().toString())):
+            self._copied |= _made_by_functions(self._held_by(each(plan.children())))
+
+    def _read_other_outputs(self, name: str, plan: Plan) -> None:
+        """Note the contents of the outputs that a node makes in another way than by its expressions."""
+        unknown = [each for each in self._trees(plan.output()) if _id_of(each) not in self._contents]
+        if not unknown or name in ("CTERelationRef", "CTERelationDef"):
+            return
+        below = self._held_by(each(plan.children()))
+        for attribute in unknown:
+            # Nothing follows the rows through a function of the user's. It may pass the edge on under its name.
+            may_hold = name not in _USER_FUNCTIONS or attribute.fields["name"] in (EDGE, ANCHORS)
+            self._contents[_id_of(attribute)] = below if may_hold else NONE
+
+    def _held_by(self, plans: Iterable[Plan]) -> Origins:
+        return _origins(self._content(number) for plan in plans for number in self._ids(plan.output()))
 
     def _read_step(self, plan: Plan) -> None:
         function = str(plan.functionExpr().name())
@@ -139,6 +201,11 @@ class EdgeColumns:
         """Note the contents of the columns that an explode or another generator makes."""
         generator, made = tree_of(plan.generator()), self._ids(plan.generatorOutput())
         contents = [self._evaluate(child) for child in generator.children]
+        if not _makes_one_row(generator):
+            # One row gets one element of an array of edges.
+            spread = _origins(contents)
+            beside = (origin for origin in self._held_by([plan.child()]) if not may_meet(frozenset({origin}), spread))
+            self._copied |= _made_by_functions(beside)
         parts: Sequence[_Content] = ()
         if len(contents) == 1:
             element = contents[0].element if isinstance(contents[0], _Array) else contents[0]
@@ -158,22 +225,24 @@ class EdgeColumns:
         if name == "AttributeReference":
             return self._content(_id_of(expression))
         if name.endswith(("Subquery", "ListQuery", "Exists")):
-            return ANY
+            return self._below
         contents = [self._evaluate(child) for child in expression.children]
         if name == "PythonUDF" and fields["name"].startswith(ACK):
-            return self._call(fields, contents)
-        content = _content_of(expression, contents)
+            return self._call(expression, contents)
+        # A count is not computed from the values that it counts.
+        content = NONE if name == "aggregate.Count" else _content_of(expression, contents)
         if name == "Alias":
             self._contents[_id_of(expression)] = content
         return content
 
-    def _call(self, fields: dict[str, Any], arguments: Sequence[_Content]) -> _Content:
+    def _call(self, call: SparkExpression, arguments: Sequence[_Content]) -> _Content:
         """Note the call of an ``ack()`` function, and return what its result holds."""
+        fields = call.fields
         # The last argument is the edge or the packed anchors. A row with both forms has its edge before.
         function, consumed = fields["name"], _origins(arguments[-1:])
         if any(origin.column == ANCHORS or not origin.function for origin in consumed):
             consumed |= _origins(arguments[-2:])
-        self.calls.append(AckCall(function, consumed))
+        self.calls.append(AckCall(function, consumed, may_meet(self._copied, consumed), _text(call)))
         kind, made = fields["dataType"], frozenset({Origin(function)})
         if isinstance(kind, dict) and kind["type"] == "struct":
             return _Struct(tuple(made if field["name"] == EDGE else NONE for field in kind["fields"]))
@@ -228,6 +297,27 @@ def _origins(contents: Iterable[_Content]) -> Origins:
         else:
             found |= _origins([content.element]) if isinstance(content, _Array) else content
     return found
+
+
+def _makes_one_row(generator: SparkExpression) -> bool:
+    """Whether a generator makes one row of each row, as that of ``functions.ack`` does."""
+    arrays = generator.children
+    return generator.name == "Explode" and arrays[0].name == "CreateArray" and len(arrays[0].children) == 1
+
+
+def _made_by_functions(origins: Iterable[Origin]) -> Origins:
+    return frozenset(origin for origin in origins if not origin.column)
+
+
+def _text(expression: SparkExpression) -> str:
+    """Return a value as text. Ids of expressions and types are left out."""
+    name, fields = expression.name, expression.fields
+    if name in ("AttributeReference", "Literal"):
+        return str(fields["name" if name == "AttributeReference" else "value"])
+    if name == "PythonUDF":
+        name = str(fields["name"])
+    children = ", ".join(text for text in map(_text, expression.children) if text not in TRACKING)
+    return f"{lineage.name_of_column(name) if name.startswith(ACK) else name}({children})"
 
 
 def _tree(expression: Any) -> SparkExpression:

@@ -98,6 +98,11 @@ def function_name(kind: str, name: str, tag: str) -> str:
     return f"acker_{kind}_{name}_{tag}"
 
 
+def name_of_column(function: str) -> str:
+    """Return the user's name of an ``ack()`` column, from that of its function."""
+    return function[len(ACK) : -TAG_CHARS - 1]
+
+
 def register(
     kind: str,
     name: str,

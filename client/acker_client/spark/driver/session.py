@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,6 +103,15 @@ class SessionError(AckerError):
     """The Spark session, or something it needs, is missing or wrong. The message says what to set or install."""
 
 
+@dataclass(slots=True)
+class _HandedDown:
+    """What was handed down to the jobs of one thread. ``stack``: the settings of the batches that the thread works on,
+    the latest last. ``properties``: the properties of its jobs at the latest batch, as an object of the JVM."""
+
+    stack: list[Mapping[str, str | None]] = field(default_factory=list)
+    properties: Any = None
+
+
 def settings_of(spark: SparkSession, guess: Callable[[], Settings | None] = lambda: None) -> Settings:
     """Return how tasks of ``spark`` reach the acker. If no server is named, start one for the application.
 
@@ -148,6 +157,14 @@ def settings_in_batch(spark: SparkSession, guess: Callable[[], Settings | None] 
         _check(spark)
         return NO_TRACKING
     return settings_of(spark, guess)
+
+
+def names_servers(spark: SparkSession) -> bool:
+    """Whether the session or the environment names the servers, which are then the same for all rows."""
+    conf = Stores(spark).conf()
+    return any(map(conf.get, (SERVERS, ACCESS_FILE))) or any(
+        map(os.environ.get, (SERVERS_VARIABLE, ACCESS_FILE_VARIABLE))
+    )
 
 
 def settings_of_batch(spark: SparkSession, pins: Pins) -> Settings:
@@ -232,8 +249,11 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
 
 def _hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     context, stores = spark.sparkContext, Stores(spark)
-    stack, properties = _stack_of(context), stores.local_properties()
-    local: Mapping[str, str] = stores.read_short(properties)
+    here = _settings_of_thread(context)
+    stack = here.stack
+    # PySpark may have replaced them since the last batch of this thread.
+    here.properties = stores.local_properties()
+    local: Mapping[str, str] = stores.read_short(here.properties)
     values = {
         TASK_TRACKING: "true" if settings.tracking else "false",
         SERVERS: ",".join(settings.servers),
@@ -268,9 +288,11 @@ def _hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
             if mine is None:
                 return
             del stack[mine]
-            if is_stopped(context):
+            # A later batch of the thread goes on with its own settings.
+            if mine < len(stack) or is_stopped(context):
                 return
             # Not those of the thread that calls this, which may work on another batch.
+            properties = here.properties
             for key, value in (stack[-1] if stack else {PINS: None, TASK_TRACKING: None}).items():
                 properties.remove(key) if value is None else properties.setProperty(key, value)
 
@@ -317,12 +339,12 @@ def start_thread(call: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-def _stack_of(context: SparkContext) -> list[Mapping[str, str | None]]:
-    """Return the settings of the batches that this thread works on, the latest last."""
+def _settings_of_thread(context: SparkContext) -> _HandedDown:
+    """Return what was handed down to the jobs of this thread."""
     if getattr(_handed_down, "context", None) is not context:
-        _handed_down.context, _handed_down.stack = context, []
-    stack: list[Mapping[str, str | None]] = _handed_down.stack
-    return stack
+        _handed_down.context, _handed_down.here = context, _HandedDown()
+    here: _HandedDown = _handed_down.here
+    return here
 
 
 def is_stopped(context: SparkContext) -> bool:

@@ -2,7 +2,8 @@
 
 They are iterator UDFs, because only an iterator UDF sees the end of a task. Decides how such a column is recognized in
 a plan, and to which servers its report goes. These servers are fixed when the column is made, because Spark pickles its
-function then. Where nothing names them, they are a guess, which is checked when a frame gets the column.
+function then. Unless the session or the environment names them, they are those of the thread's last frame or batch,
+or a guess. So they are checked when a frame gets the column.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import Column, SparkSession
@@ -21,14 +22,15 @@ from pyspark.sql.types import DataType
 from acker_client.settings import Settings
 from acker_client.spark import compat
 from acker_client.spark.anchoring.tally import Report
-from acker_client.spark.driver.lineage import ACK, TAG_CHARS, new_tag
-from acker_client.spark.driver.session import SERVERS, SessionError, pins_here, settings_in_batch
+from acker_client.spark.driver.lineage import ACK, name_of_column, new_tag
+from acker_client.spark.driver.session import SERVERS, SessionError, names_servers, pins_here, settings_in_batch
 from acker_client.spark.worker.chain import Sender
 
+T = TypeVar("T")
 Run = Callable[[Iterator[Any]], Iterator[Any]]
 
-# The driver remembers so many columns whose servers nothing named. It forgets the oldest one.
-_GUESSED_MAX = 10_000
+# The driver remembers so many columns. It forgets the oldest one.
+_NOTED_MAX = 10_000
 
 
 class TrackedRows(Protocol):
@@ -41,8 +43,10 @@ class TrackedRows(Protocol):
 
 
 _lock = threading.Lock()
-# By the name of the column's function: the servers to which it reports.
-_guessed: dict[str, tuple[str, ...]] = {}
+# By the name of a column's function: the servers to which it reports, if neither session nor environment names them.
+_assumed: dict[str, tuple[str, ...]] = {}
+# By the name of a column's function: why it never acks rows of a plain source.
+_refusals: dict[str, str] = {}
 _plain_frames: weakref.WeakSet[TrackedRows] = weakref.WeakSet()
 
 # Column types by the number of tracking columns: packed anchors have one, thin anchors two, mixed frames all three.
@@ -61,21 +65,20 @@ def task_column(
     anchors: Sequence[str | Column],
     types: Sequence[pa.DataType | None] = (),
     *,
-    guessed: Sequence[str] = (),
+    assumed: Sequence[str] = (),
+    refusal: str = "",
 ) -> Column:
     """Return a column that ``run`` computes from all batches of the columns ``given`` and ``anchors`` in a task.
 
-    ``types``: the Arrow types of ``given`` where pandas has to hand them over, None for any type. ``guessed``: the
-    servers to which the column reports, if nothing named them.
+    ``types``: the Arrow types of ``given`` where pandas has to hand them over, None for any type. ``assumed``: the
+    servers to which the column reports, if neither the session nor the environment names them.
+    ``refusal``: why the column never acks rows of a plain source; "" if it does.
     """
     if len(anchors) not in _TYPES:
         raise ValueError(f"{name}: {len(anchors)} tracking columns; give _root and _edge, _anchors, or all three")
     run.__name__ = f"{ACK}{name}_{new_tag()}"
-    if guessed:
-        with _lock:
-            _guessed[run.__name__] = tuple(guessed)
-            if len(_guessed) > _GUESSED_MAX:
-                del _guessed[next(iter(_guessed))]
+    _note(_assumed, run.__name__, tuple(assumed))
+    _note(_refusals, run.__name__, refusal)
     columns = [F.col(column) if isinstance(column, str) else column for column in (*given, *anchors)]
     known = types or [None] * len(given)
     return compat.iterator_column(run, returns, [*known, *_TYPES[len(anchors)]], columns)
@@ -83,20 +86,14 @@ def task_column(
 
 def settings_of_columns(name: str) -> tuple[Settings, Sequence[str]]:
     """Return how tasks of the columns that are made now reach the acker, and for :func:`task_column` the servers if
-    nothing named them. ``name``: the function that makes the columns."""
+    neither the session nor the environment names them. ``name``: the function that makes the columns."""
     # Other threads have no active session. They use the application's default session.
     spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if spark is None:
         raise SessionError(f"there is no SparkSession yet: build it before you use {name}()")
-    is_guess = False
-
-    def guess() -> Settings | None:
-        nonlocal is_guess
-        is_guess = True
-        return _settings_of_frames()
-
-    settings = settings_in_batch(spark, guess)
-    return settings, settings.servers if is_guess else ()
+    settings = settings_in_batch(spark, _settings_of_frames)
+    is_assumed = settings.tracking and not names_servers(spark)
+    return settings, settings.servers if is_assumed else ()
 
 
 def note_plain_frame(batch: TrackedRows) -> None:
@@ -106,16 +103,33 @@ def note_plain_frame(batch: TrackedRows) -> None:
         _plain_frames.add(batch)
 
 
+def check_refusal(function: str) -> None:
+    """Raise :class:`SessionError` if the column with this ``function`` never acks rows of a plain source."""
+    with _lock:
+        refusal = _refusals.get(function)
+    if refusal:
+        raise SessionError(refusal)
+
+
+def _note(notes: dict[str, T], function: str, note: T) -> None:
+    if note:
+        with _lock:
+            notes[function] = note
+            if len(notes) > _NOTED_MAX:
+                del notes[next(iter(notes))]
+
+
 def check_servers(function: str, servers: Sequence[str]) -> None:
     """Raise :class:`SessionError` if a column with this ``function`` reports to other servers than ``servers``, which
     track the rows that it is for."""
     with _lock:
-        guessed = _guessed.get(function, ())
-    if guessed and set(guessed).isdisjoint(servers):
+        assumed = _assumed.get(function, ())
+    if assumed and set(assumed).isdisjoint(servers):
         raise SessionError(
-            f"{function[len(ACK) : -TAG_CHARS - 1]}: where this column was made, nothing named the servers of its rows,"
+            f"{name_of_column(function)}: where this column was made, nothing named the servers of its rows,"
             f" which are {', '.join(servers)}: make the column after frame() or the start of the batch, in the same"
-            f" thread or in an InheritableThread; or set {SERVERS} on the session"
+            " thread or in an InheritableThread, and before that of another source;"
+            f" or set {SERVERS} on the session"
         )
 
 

@@ -32,7 +32,7 @@ from acker_client.spark.commit_evidence.acked import Acked
 from acker_client.spark.commit_evidence.batch import BatchEvidence, NotHeld
 from acker_client.spark.driver.persisted import Persisted, refuse
 from acker_client.spark.driver.session import PINS, TASK_TRACKING, TRACKS, SessionError, check_packages, hand_down
-from acker_client.spark.driver.task_columns import note_plain_frame
+from acker_client.spark.driver.task_columns import check_refusal, note_plain_frame
 from acker_client.spark.operators.emit import READ, initial_edges
 from acker_client.spark.operators.read import planned
 from acker_client.spark.operators.read_frame import checked_rows, refuse_columns, rows_of_persisted
@@ -133,6 +133,11 @@ class EmittedRows(BatchEvidence):
 
     def check_rows(self, df: DataFrame, taker: str) -> None:
         plan.inspect(df, taker)
+
+    def take_rows(self, df: DataFrame, taker: str, functions: Sequence[str], calls: str) -> None:
+        for function in functions:
+            check_refusal(function)
+        plan.mark_acked(plan.inspect(df, taker), calls)
 
     def add_acked_frame(self, acked: Acked) -> bool:
         return False

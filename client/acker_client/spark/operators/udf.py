@@ -60,7 +60,7 @@ class AckerUdf:
         udf = Udf(
             self.name, self.function, self._kind, self._is_iterator, fields, is_single, self._emits, self._on_error
         )
-        (settings, guessed), width = settings_of_columns(self.name), len(anchors)
+        (settings, assumed), width = settings_of_columns(self.name), len(anchors)
 
         def run(batches: Iterator[Any]) -> Iterator[Any]:
             # If nothing was handed down, the job may be tracked.
@@ -69,7 +69,7 @@ class AckerUdf:
             send_report(task.tally.report(), settings)
 
         result = _result_type(fields, is_single, self._emits)
-        return task_column(self.name, run, result, columns, anchors, guessed=guessed)
+        return task_column(self.name, run, result, columns, anchors, assumed=assumed)
 
     def __repr__(self) -> str:
         return f"<acker_udf {self.name!r}>"

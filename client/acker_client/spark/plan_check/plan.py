@@ -98,6 +98,16 @@ def mark_consumed(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str
     return replace(upstream, repeated=repeated)
 
 
+def mark_acked(upstream: Upstream, calls: str) -> None:
+    """Mark the rows of ``upstream`` as taken by a column with these ``calls`` of ``ack()`` functions. The same calls
+    may take them again, because they make the same report."""
+    taker = Consumer("column", calls, repeatable=True)
+    try:
+        lineage.consume(upstream.nodes, taker)
+    except lineage.Consumed as error:
+        raise refusals.second_consumer(taker, error.node) from None
+
+
 def inspect(df: DataFrame, consumer: str) -> Upstream:
     """Check the plan of ``df`` and return the steps below it. Does the first half of :func:`guard`, and marks nothing.
 
