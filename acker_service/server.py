@@ -232,7 +232,7 @@ class Server:
         log.info("stopped")
 
     def stay_drained(self, until: threading.Event) -> None:
-        """Answer probes as a live server that is not ready, until the event is set. Call it after :meth:`stop`.
+        """Only answer probes, as a live server that is not ready, until the event is set. Call it after :meth:`stop`.
 
         Raises :class:`StartError` if the port is taken.
         """
@@ -491,7 +491,7 @@ def run(options: Config, signals: Signals, lines: LineLimit) -> int:
     lines. Returns the exit status: 0, or 1 if the state was not written.
 
     A second signal only ends the grace period; the state is still written. Raises :class:`StartError` or
-    :class:`StateError` if the server cannot start.
+    :class:`StateError` if the server cannot start, or if its port for HTTP is taken after a drain.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()

@@ -1,8 +1,8 @@
 """Dead lettering: writes dead letters for records without retries left.
 
-Decides that a record counts as done only when its letter is on disk, that letters wait for an input or a store that is
-away while other records go on, and that too many letters stop the run before they are written. Shows a traceback once
-for each kind of reason (an operator and the type of its exception): in the log, and in the first letter.
+Decides that a record counts as done only when its letter is stored durably. While the input or the store is away,
+letters wait and other records go on. Too many letters stop the run before they are written. Shows a traceback once for
+each kind of reason (an operator and the type of its exception): in the log, and in the first letter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTHING_LOST = "nothing is lost: these records are not done, and are read again 
 
 
 class DeadLettering:
-    """The dead letters of one run. Times are Unix seconds."""
+    """The dead letters of one run. Times in letters are Unix seconds; waits go by the environment's clock."""
 
     def __init__(self, options: Options, environment: Environment, lookup: Lookup, in_flight: InFlight) -> None:
         self._options = options
@@ -53,11 +53,11 @@ class DeadLettering:
         # Records that have spent their retries, and have no letter yet.
         self._queued: list[Failures] = []
         # Letters that their store has not taken yet, because it is away, and their records.
-        self._made: tuple[Failures, list[DeadLetter]] = NONE_SPENT, []
-        # Queued records that the last letters have left behind, because they cannot be read; and since when.
-        self._left_since_s: dict[int, float] = {}
+        self._unwritten: tuple[Failures, list[DeadLetter]] = NONE_SPENT, []
+        # Queued records that cannot be read, and since when.
+        self._unreadable_since_s: dict[int, float] = {}
         # How often the letters had to wait, since when the input or the store is away, and when to ask it again.
-        self._failures: int
+        self._waits: int
         self._away_since_s: float | None
         self._due_s: float
         self._outage: Outage
@@ -65,7 +65,7 @@ class DeadLettering:
 
     @property
     def has_queued(self) -> bool:
-        return bool(self._queued or len(self._made[0]))
+        return bool(self._queued or len(self._unwritten[0]))
 
     def open_letters(self, spark: Any) -> None:
         """Check that letters can be written, before there is any. ``spark``: the session of the run. Raises
@@ -101,11 +101,11 @@ class DeadLettering:
     def drop_records(self, records: RecordNumbers) -> None:
         """Drop queued records that belong to another source now."""
         self._queued = [left for spent in self._queued if len(left := spent.without(records))]
-        spent, letters = self._made
+        spent, letters = self._unwritten
         is_left = ~np.isin(spent.records, records)
-        self._made = spent.only(is_left), [letters[k] for k in np.flatnonzero(is_left)]
-        for record in np.intersect1d(list(self._left_since_s), records).tolist():
-            del self._left_since_s[record]
+        self._unwritten = spent.only(is_left), [letters[k] for k in np.flatnonzero(is_left)]
+        for record in np.intersect1d(list(self._unreadable_since_s), records).tolist():
+            del self._unreadable_since_s[record]
         if not self.has_queued:
             # Otherwise the next outage would count from the beginning of this one.
             self._forget_outage()
@@ -120,18 +120,18 @@ class DeadLettering:
         if self._environment.clock() < self._due_s:
             return NONE_SPENT
         try:
-            if not len(self._made[0]):
+            if not len(self._unwritten[0]):
                 self._make_letters()
-            written, letters = self._made
+            written, letters = self._unwritten
             if len(written):
                 self._store.write(letters)
-            self._made = NONE_SPENT, []
+            self._unwritten = NONE_SPENT, []
         except OutOfReach as error:
             self._note_away(error)
             return NONE_SPENT
         self._away_since_s = None
-        if self._left_since_s:
-            self._wait_out(UNREADABLE)
+        if self._unreadable_since_s:
+            self._postpone(UNREADABLE)
         else:
             self._outage.note("")
             self._forget_outage()
@@ -154,40 +154,43 @@ class DeadLettering:
         spent = Failures.joined(self._queued)
         self._check_share(spent, self._store)
         if len(self._lookup.away_records()):
-            self._lookup.is_reachable()  # asks again
+            # Asks the input again, so it must come first.
+            self._lookup.is_reachable()
         away = self._lookup.away_records()
         now, later = spent.without(away), spent.of(away)
-        self._note_left(later)
+        self._note_unreadable(later)
         try:
             originals = self._lookup.originals(now.records)
         except OutOfReach as error:
             raise OutOfReach(f"{UNREADABLE}: {error}") from None
         letters = list(self._letters_of(now, originals, self._environment.wall()))
-        self._made, self._queued = (now, letters), [later] if len(later) else []
+        self._unwritten, self._queued = (now, letters), [later] if len(later) else []
 
-    def _note_left(self, later: Failures) -> None:
+    def _note_unreadable(self, later: Failures) -> None:
         """Note the records that wait because they cannot be read. Raises ``SourceError`` if that lasts."""
         now_s = self._environment.clock()
-        self._left_since_s = {record: self._left_since_s.get(record, now_s) for record in later.records.tolist()}
-        if now_s - min(self._left_since_s.values(), default=now_s) >= OUTAGE_S:
+        self._unreadable_since_s = {
+            record: self._unreadable_since_s.get(record, now_s) for record in later.records.tolist()
+        }
+        if now_s - min(self._unreadable_since_s.values(), default=now_s) >= OUTAGE_S:
             raise SourceError(f"{UNREADABLE}. {NOTHING_LOST}")
 
     def _note_away(self, error: OutOfReach) -> None:
-        """Let all letters wait. Raises ``SourceError`` if that lasts."""
+        """Postpone all letters. Raises ``SourceError`` if the input or the store was away for ``OUTAGE_S``."""
         now_s = self._environment.clock()
         self._away_since_s = now_s if self._away_since_s is None else self._away_since_s
         if now_s - self._away_since_s >= OUTAGE_S:
             raise SourceError(f"{error}. {NOTHING_LOST}")
-        self._wait_out(str(error))
+        self._postpone(str(error))
 
-    def _wait_out(self, why: str) -> None:
-        """Let the next letters wait for some time, which grows."""
-        self._due_s = self._environment.clock() + WAITS.wait_s(self._failures, self._environment.draw)
-        self._failures += 1
+    def _postpone(self, why: str) -> None:
+        """Postpone the next attempt, longer each time."""
+        self._due_s = self._environment.clock() + WAITS.wait_s(self._waits, self._environment.draw)
+        self._waits += 1
         self._outage.note(why)
 
     def _forget_outage(self) -> None:
-        self._failures, self._away_since_s, self._due_s = 0, None, float("-inf")
+        self._waits, self._away_since_s, self._due_s = 0, None, float("-inf")
         self._outage = Outage("the input or the store of dead letters", self._environment.clock)
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:

@@ -33,7 +33,7 @@ from acker_client.spark.commit_evidence.following import analyzed, follow, remad
 from acker_client.spark.commit_evidence.witness import Trail, Witness
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.catalyst import UNREADABLE
-from acker_client.spark.driver.edge_columns import EdgeColumns, may_meet
+from acker_client.spark.driver.edge_columns import EdgeColumns, may_share_edge
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.driver.task_columns import check_servers
 from acker_client.spark.worker.notes import note_store_of
@@ -303,7 +303,7 @@ def _refuse_acked_twice(df: DataFrame, before: str, functions: Sequence[str]) ->
     calls = _edges_of(df, taker).calls
     for one, other in combinations(calls, 2):
         is_repeated = one.function != other.function or one.function in again
-        if is_repeated and may_meet(one.consumed, other.consumed):
+        if is_repeated and may_share_edge(one.consumed, other.consumed):
             raise AckedTwice(taker)
     if any(call.copied for call in calls if call.function in functions):
         raise Copied("a column that acks")
@@ -315,14 +315,14 @@ def _refuse_meeting_acks(df: DataFrame) -> None:
         return
     taker = "a frame that joins others"
     for one, other in combinations(_edges_of(df, taker).calls, 2):
-        if one.function != other.function and may_meet(one.consumed, other.consumed):
+        if one.function != other.function and may_share_edge(one.consumed, other.consumed):
             raise AckedTwice(taker)
 
 
 def refuse_acked_edges(df: DataFrame, taker: str) -> None:
     """Raise :class:`AckedTwice` if a column of the frame may hold an edge that a function in its plan has acked."""
     edges = _edges_of(df, taker)
-    if any(may_meet(call.consumed, edges.held) for call in edges.calls):
+    if any(may_share_edge(call.consumed, edges.held) for call in edges.calls):
         raise AckedTwice(taker)
 
 

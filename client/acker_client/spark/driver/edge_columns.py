@@ -35,13 +35,13 @@ _USER_FUNCTIONS = _STEPS | {"MapInPandas", "FlatMapGroupsInPandas", "FlatMapCoGr
 
 class Origin(NamedTuple):
     """What made an edge. ``function``: the name of a step or an ``ack()`` function; "" if it may be any. ``column``:
-    the step's column. ``position``: that in the array of edges that the function made, from 0; -1 if it may be any."""
+    the step's column. ``position``: the edge's index in the array that the function made; -1 if unknown."""
 
     function: str
     column: str = ""
     position: int = -1
 
-    def may_meet(self, other: Origin) -> bool:
+    def may_share_edge(self, other: Origin) -> bool:
         """Whether one edge may have both origins."""
         if not self.function or not other.function:
             return True
@@ -53,8 +53,8 @@ Origins = frozenset[Origin]
 NONE: Origins = frozenset()
 ANY: Origins = frozenset({Origin("")})
 
-# An edge has 64 bits, so a value of these types is no edge. It may be computed from one. Spark describes other types by
-# objects, so this is no set.
+# Types too small for an edge (64 bits). A value of such a type may be computed from an edge, but does not hold it. A
+# tuple, because Spark gives other types as dicts, which have no hash.
 _NARROW = ("boolean", "byte", "short", "integer", "date")
 
 
@@ -78,9 +78,9 @@ class _Array:
 _Content = Origins | _Struct | _Array
 
 
-def may_meet(some: Origins, others: Origins) -> bool:
+def may_share_edge(some: Origins, others: Origins) -> bool:
     """Whether one edge may be among both."""
-    return any(origin.may_meet(other) for origin in some for other in others)
+    return any(origin.may_share_edge(other) for origin in some for other in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class EdgeColumns:
         self._contents: dict[int, _Content] = {}
         self._definitions: dict[int, Sequence[int]] = {}
         self._below = NONE
-        # The edges of functions that several rows may hold. The guard of plans knows of those of steps.
+        # Edges made by functions that several rows may hold. For edges made by steps, the guard of plans checks this.
         self._copied = NONE
         self.calls: list[AckCall] = []
         plan = df._jdf.queryExecution().analyzed()
@@ -121,12 +121,12 @@ class EdgeColumns:
     def has_fresh(self) -> bool:
         """Whether any column holds an edge that a step has made and no function in the plan has consumed."""
         consumed = frozenset[Origin]().union(*(call.consumed for call in self.calls))
-        return any(origin.column and not may_meet(frozenset({origin}), consumed) for origin in self.held)
+        return any(origin.column and not may_share_edge(frozenset({origin}), consumed) for origin in self.held)
 
     @property
     def holds_copies(self) -> bool:
         """Whether any column holds an edge of a function that several rows may hold."""
-        return may_meet(self.held, self._copied)
+        return may_share_edge(self.held, self._copied)
 
     def _content(self, number: int) -> _Content:
         return self._contents.get(number, ANY)
@@ -172,13 +172,15 @@ class EdgeColumns:
         if name == "Union":
             legs = [self._held_by([child]) for child in each(plan.children())]
             for one, other in combinations(legs, 2):
-                self._copied |= _made_by_functions(origin for origin in one if may_meet(frozenset({origin}), other))
+                self._copied |= _made_by_functions(
+                    origin for origin in one if may_share_edge(frozenset({origin}), other)
+                )
         elif name == "Expand" or (name == "Join" and not _ONE_SIDED.match(plan.joinType().toString())):
             self._copied |= _made_by_functions(self._held_by(each(plan.children())))
 
     def _read_other_outputs(self, name: str, plan: Plan) -> None:
         """Note the contents of the outputs that a node makes in another way than by its expressions."""
-        unknown = [each for each in self._trees(plan.output()) if _id_of(each) not in self._contents]
+        unknown = [output for output in self._trees(plan.output()) if _id_of(output) not in self._contents]
         if not unknown or name in ("CTERelationRef", "CTERelationDef"):
             return
         below = self._held_by(each(plan.children()))
@@ -204,7 +206,9 @@ class EdgeColumns:
         if not _makes_one_row(generator):
             # One row gets one element of an array of edges.
             spread = _origins(contents)
-            beside = (origin for origin in self._held_by([plan.child()]) if not may_meet(frozenset({origin}), spread))
+            beside = (
+                origin for origin in self._held_by([plan.child()]) if not may_share_edge(frozenset({origin}), spread)
+            )
             self._copied |= _made_by_functions(beside)
         parts: Sequence[_Content] = ()
         if len(contents) == 1:
@@ -238,11 +242,11 @@ class EdgeColumns:
     def _call(self, call: SparkExpression, arguments: Sequence[_Content]) -> _Content:
         """Note the call of an ``ack()`` function, and return what its result holds."""
         fields = call.fields
-        # The last argument is the edge or the packed anchors. A row with both forms has its edge before.
+        # The last argument is the edge or the packed anchors. If a row has both, the edge is the argument before it.
         function, consumed = fields["name"], _origins(arguments[-1:])
         if any(origin.column == ANCHORS or not origin.function for origin in consumed):
             consumed |= _origins(arguments[-2:])
-        self.calls.append(AckCall(function, consumed, may_meet(self._copied, consumed), _text(call)))
+        self.calls.append(AckCall(function, consumed, may_share_edge(self._copied, consumed), _text(call)))
         kind, made = fields["dataType"], frozenset({Origin(function)})
         if isinstance(kind, dict) and kind["type"] == "struct":
             return _Struct(tuple(made if field["name"] == EDGE else NONE for field in kind["fields"]))
@@ -278,7 +282,9 @@ def _content_of(expression: SparkExpression, contents: Sequence[_Content]) -> _C
     if name == "CreateArray":
         return _Array(first if len(contents) == 1 else _origins(contents))
     if name == "ArraysZip":
-        return _Array(_Struct(tuple(each.element if isinstance(each, _Array) else each for each in contents)))
+        return _Array(
+            _Struct(tuple(content.element if isinstance(content, _Array) else content for content in contents))
+        )
     return _origins(contents)
 
 
@@ -310,7 +316,7 @@ def _made_by_functions(origins: Iterable[Origin]) -> Origins:
 
 
 def _text(expression: SparkExpression) -> str:
-    """Return a value as text. Ids of expressions and types are left out."""
+    """Return an expression as text, without ids and types, so that two equal calls give the same text."""
     name, fields = expression.name, expression.fields
     if name in ("AttributeReference", "Literal"):
         return str(fields["name" if name == "AttributeReference" else "value"])

@@ -74,7 +74,7 @@ class BatchTask:
     def _retry_in_halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
         n = len(rows)
         if n == 1 or self._step.on_error == "raise":
-            self._culprits.fail_alone(rows.anchors, error)
+            self._culprits.fail_single_row(rows.anchors, error)
             self._tally.consume(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
             return
         for start, stop in ((0, n // 2), (n // 2, n)):

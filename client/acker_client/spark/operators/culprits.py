@@ -15,7 +15,7 @@ from acker_client.spark.operators.declared import OnError
 from acker_client.spark.worker.returns import OperatorError
 from acker_client.spark.worker.rows import Mismatch
 
-# If this many rows misfit alone before any result of a task fits, the program is wrong, not a record.
+# If this many single rows have no result that fits the schema before any result does, the program is at fault.
 MISFITS_MAX = 100
 
 
@@ -27,16 +27,16 @@ class Culprits:
         self._on_error = on_error
         self._tally = tally
         self._is_first = True
-        # How many rows misfitted alone; None once a result of the task fits.
+        # Single rows whose result did not fit the schema; None once a result of the task fits.
         self._misfits: int | None = 0
 
     def note_fit(self) -> None:
         """Note that a result of the task fits the schema."""
         self._misfits = None
 
-    def fail_alone(self, anchors: Anchors, error: Exception) -> None:
-        """Fail the only row of a batch. Raises :class:`OperatorError` if no result of the task has fitted so far, and
-        this is the hundredth that does not."""
+    def fail_single_row(self, anchors: Anchors, error: Exception) -> None:
+        """Fail a row that was tried alone. Raises :class:`OperatorError` at the hundredth result that does not fit if
+        none has fitted in the task, and ``error`` as :meth:`fail_row` does."""
         if self._misfits is not None and isinstance(error, Mismatch):
             self._misfits += 1
             if self._misfits >= MISFITS_MAX:

@@ -151,7 +151,7 @@ class UdfTask:
         count = len(given)
         if count == 1 or self._udf.on_error == "raise":
             self._raise_untracked(given.anchors, 0, error)
-            self._culprits.fail_alone(given.anchors, error)
+            self._culprits.fail_single_row(given.anchors, error)
             return Made([pa.nulls(0, field.type) for field in self._schema], np.arange(0))
         # Copied, because the function may fill the memory of the first half's results again for the second half.
         parts = [
