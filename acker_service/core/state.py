@@ -65,8 +65,9 @@ class State:
         self.changes: deque[SourceChange] = deque(maxlen=CHANGES_MAX)
         # The source that is being dropped, and why.
         self._leaving: tuple[SourceState, Change] | None = None
-        # Closed batches that still have pending roots.
-        self._closing: set[BatchState] = set()
+        # Closed batches that still have pending roots. Ordered, because indexes are freed in this order, and decide the
+        # order of outcomes: otherwise two runs with the same calls would differ.
+        self._closing: dict[BatchState, None] = {}
         # By batch index, what a sweep does with its pending roots: an action of ``kernels``.
         self._actions = np.zeros(kernels.INDEXES, np.uint8)
 
@@ -116,7 +117,7 @@ class State:
         emitted = source.emitted if batch.held or not batch.number else source.emitted_with(batch)
         self.ledger.limits[batch.index] = limit_ticks(batch.limits)
         if not batch.is_open:
-            self._closing.add(batch)
+            self._closing[batch] = None
         self.indexes.claim(batch)
         try:
             source.batches[batch.number] = batch
@@ -195,7 +196,7 @@ class State:
         reserved, maps = room.reserved - batch.reserved, room.maps.bytes - _maps_bytes(batch)
         answers = min(SETTLED_MAX, len(source.settled) + (batch.number not in source.settled))
         sources = room.sources.bytes + ANSWER_BYTES * (answers - len(source.settled))
-        self._closing.add(batch)
+        self._closing[batch] = None
         source.remember_settled(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
         # Nothing below can fail.
         room.sources.bytes, room.reserved, room.maps.bytes = sources, reserved, maps
@@ -209,7 +210,7 @@ class State:
             self._actions[batch.index] = kernels.KEEP
             self.indexes.free_index(batch)
             # Nothing below can fail.
-            self._closing.discard(batch)
+            self._closing.pop(batch, None)
             if source is not None and is_owned:
                 del source.batches[batch.number]
             self.room.sources.bytes = sources
@@ -281,7 +282,7 @@ class State:
         (source, change), room = self._leaving, self.room
         pending, batches = self.pending_of(source), [*source.batches.values()]
         for batch in batches:
-            self._closing.add(batch)
+            self._closing[batch] = None
             self._actions[batch.index] = kernels.DROP
         source.outbox.release()
         # The room of pending roots is released when the sweep ends them.
