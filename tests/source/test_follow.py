@@ -194,16 +194,22 @@ def test_a_file_that_is_removed_before_its_end_is_an_error(tmp_path: Path) -> No
         tail.look()
 
 
+def tail_with_a_line_left_in_the_first_file(folder: Path) -> Tail:
+    """Follow ``a.log``, of which the line "four" is left, and ``b.log``, which is read to its end."""
+    (folder / "a.log").write_text("one\n")
+    (folder / "b.log").write_text("two\n")
+    tail = Tail(f"{folder}/*.log")
+    assert tail.new() == ["one", "two"]
+    with (folder / "a.log").open("a") as file:
+        file.write("three\nfour\n")
+    assert tail.new(1) == ["three"]
+    return tail
+
+
 def test_a_file_that_is_removed_once_it_is_read_is_let_go_also_while_an_earlier_file_has_lines_left(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "a.log").write_text("one\n")
-    (tmp_path / "b.log").write_text("two\n")
-    tail = Tail(f"{tmp_path}/*.log")
-    assert tail.new() == ["one", "two"]
-    with (tmp_path / "a.log").open("a") as file:
-        file.write("three\nfour\n")
-    assert tail.new(1) == ["three"]
+    tail = tail_with_a_line_left_in_the_first_file(tmp_path)
     (tmp_path / "b.log").unlink()
     assert [tail.new(), tail.new(), tail.new(), tail.new()] == [["four"], [], [], []]
 
@@ -211,13 +217,7 @@ def test_a_file_that_is_removed_once_it_is_read_is_let_go_also_while_an_earlier_
 def test_a_new_file_with_the_inode_of_a_removed_one_does_not_end_a_run_that_has_not_listed_it_yet(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "a.log").write_text("one\n")
-    (tmp_path / "b.log").write_text("two\n")
-    tail = Tail(f"{tmp_path}/*.log")
-    assert tail.new() == ["one", "two"]
-    with (tmp_path / "a.log").open("a") as file:
-        file.write("three\nfour\n")
-    assert tail.new(1) == ["three"]
+    tail = tail_with_a_line_left_in_the_first_file(tmp_path)
     (tmp_path / "b.log").rename(tmp_path / "c.log")
     (tmp_path / "c.log").write_text("5\n")
     assert [tail.new(), tail.new(), tail.new()] == [["four", "5"], [], []]

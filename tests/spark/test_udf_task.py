@@ -47,13 +47,17 @@ def pandas_iterator(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
     yield from map(pandas, batches)
 
 
-def ahead(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+def answered_late(batches: Iterator[pa.Array], answer: Callable[[pa.Array], pa.Array]) -> Iterator[pa.Array]:
     """Take a second batch before the first one is answered."""
     first = next(batches, None)
     while first is not None:
         second = next(batches, None)
-        yield arrow(first)
+        yield answer(first)
         first = second
+
+
+def ahead(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    return answered_late(batches, arrow)
 
 
 FUNCTIONS = [row, arrow, pandas, arrow_iterator, pandas_iterator, ahead]
@@ -205,11 +209,7 @@ def test_a_result_over_batches_that_does_not_fit_fails_its_row_alone() -> None:
         return pa.array([1 << 63 if text == "!" else len(text) for text in texts.to_pylist()], pa.uint64())
 
     def two_ahead(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        first = next(batches, None)
-        while first is not None:
-            second = next(batches, None)
-            yield arrow(first)
-            first = second
+        return answered_late(batches, arrow)
 
     for function in (arrow, two_ahead):
         task = task_of(function, name="it")

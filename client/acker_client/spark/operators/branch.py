@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame
 
-from acker_client.spark import compat
 from acker_client.spark.anchoring.anchors import Rows
 from acker_client.spark.anchoring.tally import Tally, digest_parents
 from acker_client.spark.anchoring.values import digest_rows
+from acker_client.spark.commit_evidence.following import analyzed
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.operators.declared import check_name, refuse_untracked
 from acker_client.spark.plan_check import fusing, plan
@@ -52,8 +52,7 @@ def _asks_the_clock(df: DataFrame) -> bool:
     """Whether Spark computes the time for the rows of ``df``, which differs in each evaluation."""
     if fusing.applied_to(df):
         return False
-    java: Any = df._jdf
-    return _CLOCK.search(compat.plan_text(java.queryExecution().analyzed())) is not None
+    return _CLOCK.search(analyzed(df)) is not None
 
 
 @dataclass(frozen=True, slots=True)
