@@ -375,7 +375,7 @@ def test_latest_keeps_its_first_start_over_several_restarts(twin: TwinKinesis) -
     twin.put(0, "a")
     for each in ("b", "c"):
         twin.put(1, each)
-        # Of shard 0 nothing is done.
+        # Nothing of shard 0 is done.
         following.finish([record for record in following.drain() if following.data([record]) != ["a"]])
         committed = {shard: each for shard, each in following.committed().items() if shard != "shardId-000000000000"}
         twin.time.sleep(10.0)

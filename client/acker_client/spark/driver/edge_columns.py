@@ -34,7 +34,7 @@ _USER_FUNCTIONS = _STEPS | {"MapInPandas", "FlatMapGroupsInPandas", "FlatMapCoGr
 
 
 class Origin(NamedTuple):
-    """What made an edge. ``function``: the name of a step or an ``ack()`` function; "" if it may be any. ``column``:
+    """The maker of an edge. ``function``: the name of a step or an ``ack()`` function; "" if it may be any. ``column``:
     the step's column. ``position``: the edge's index in the array that the function made; -1 if unknown."""
 
     function: str

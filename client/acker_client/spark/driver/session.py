@@ -105,7 +105,7 @@ class SessionError(AckerError):
 
 @dataclass(slots=True)
 class _HandedDown:
-    """What was handed down to the jobs of one thread. ``stack``: the settings of the batches that the thread works on,
+    """The settings that the jobs of one thread get. ``stack``: the settings of the batches that the thread works on,
     the latest last. ``properties``: the properties of its jobs at the latest batch, as an object of the JVM."""
 
     stack: list[Mapping[str, str | None]] = field(default_factory=list)

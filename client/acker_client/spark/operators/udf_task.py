@@ -307,7 +307,7 @@ class UdfTask:
 
 
 def _copied(made: Made) -> Made:
-    # Of one array alone, too, Arrow makes a copy.
+    # Arrow copies the values even if there is one array.
     return Made([pa.concat_arrays([column]) for column in made.columns], made.rows)
 
 
