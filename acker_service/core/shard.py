@@ -323,7 +323,7 @@ class Shard:
         if settled.settlement != request.settlement:
             detail = f"batch {request.number} was settled as {settled.settlement.name} before"
             return SettleReply(self.incarnation, Status.CONFLICT, detail)
-        return SettleReply(self.incarnation, Status.APPLIED, "", settled.cursor, settled.roots)
+        return SettleReply(self.incarnation, Status.APPLIED, "", settled.cursor, settled.roots, source.generation)
 
     # -- sources
 

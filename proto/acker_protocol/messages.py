@@ -226,13 +226,15 @@ class Settle:
 @dataclass(frozen=True, slots=True)
 class SettleReply:
     """``cursor``: the outcomes of the batch are at or below this cursor. ``roots``: the number of these outcomes,
-    unread roots included."""
+    unread roots included. ``generation``: of the registration that has settled it; 0 if refused, or from an older
+    server."""
 
     incarnation: int
     status: Status
     detail: str = ""
     cursor: int = 0
     roots: int = 0
+    generation: int = 0
     epoch: int = 0
 
 

@@ -17,9 +17,21 @@ from acker_client.rpc import delivery as delivery_module
 from acker_client.rpc.delivery import Delivery
 from acker_client.rpc.side_by_side import InTurn
 from acker_protocol.ids import edge0_column, root_ids
-from acker_protocol.messages import ApplyReply, Identity, InitScope, ListedMember, Outcomes, Status, ViewReply
+from acker_protocol.messages import (
+    FAIL,
+    Apply,
+    ApplyReply,
+    Identity,
+    InitScope,
+    ListedMember,
+    OpenBatch,
+    Outcomes,
+    Status,
+    ViewReply,
+    Watch,
+)
 from acker_protocol.placement import Member, View, place
-from acker_protocol.reports import fold, section_starts
+from acker_protocol.reports import digest, fold, fold_updates, section_starts
 from acker_testing import LocalServer, LocalTransport, SimulatedTime
 
 FIRST = 1 << 40
@@ -177,6 +189,36 @@ def test_a_server_left_out_of_a_batch_closes_it_and_its_outcomes_are_not_returne
     assert [server.shard.stats.unconfirmed for server in servers.servers] == [0, 0]
     assert sum(len(each.outcomes) for each in watched) == 10
     assert {verdict for each in watched for verdict in each.outcomes.verdicts.tolist()} == {Verdict.ACKED}
+
+
+def test_a_batch_that_a_later_registration_settles_is_lost_there(
+    make: Callable[..., AckerClient], time: SimulatedTime
+) -> None:
+    servers = Servers(1, time)
+    [server] = servers.servers
+    client = make(servers)
+    client.open_source("orders")
+    pin = client.open_batch(1, FIRST, 3)
+    roots = root_ids(FIRST, np.arange(3, dtype=np.uint64))
+    scope = InitScope(pin.session, 1, np.array([[0, 3]], np.uint64))
+    client.report_pinned(Identity(1, 1), fold(roots, edge0_column(roots)), scope, (pin,))
+    client.fail(int(roots[0]), "bad")
+    client.flush()
+    assert client.watch(1.0).outcomes.root_ids.tolist() == roots[:1].tolist()
+    # The server loses its state. Delayed requests register the source and open the batch again, where a second try of
+    # the task drops a record and another one fails.
+    server.stop()
+    server.start(with_state=False)
+    server.shard.watch(Watch("orders", pin.session, 60_000), time.clock())
+    server.shard.open_batch(OpenBatch(pin.session, 1, FIRST, 3, held=True), time.clock())
+    again = fold(roots[1:2], edge0_column(roots[1:2]))
+    failed = fold_updates(roots[1:2], np.zeros(1, np.uint64), np.array([FAIL], np.uint8), {int(roots[1]): "bad"})
+    for identity, entries, inits in ((Identity(2, 1), again, scope), (Identity(2, 2), failed, None)):
+        server.shard.apply(server.shard.prepared(Apply(identity, digest(entries), entries, inits)), time.clock())
+    client.settle(1, Settlement.DONE)
+    watched = client.watch(1.0)
+    assert watched.absent.tolist() == []
+    assert Counter(watched.outcomes.verdicts.tolist()) == {Verdict.LOST: 2}
 
 
 def test_outcomes_of_slots_that_moved_to_another_server_still_count_as_heard() -> None:

@@ -34,6 +34,7 @@ def test_a_held_batch_that_is_done_reports_every_root(acker: Acker) -> None:
     assert not source.watch().root_ids
     reply = source.settle(1, DONE)
     assert (status(reply), reply.cursor, reply.roots) == ("STATUS_APPLIED", 5, 5)
+    assert reply.generation == source.watch().generation
     assert source.hear(4) == {roots[0]: ACKED, roots[1]: ACKED, roots[3]: UNFINISHED, roots[5]: UNREAD}
 
 

@@ -22,7 +22,7 @@ FIELDS = {
     "OpenBatchRequest": "session number first up_to held limits slots",
     "OpenBatchReply": "incarnation status retry_delay_ms detail epoch",
     "SettleRequest": "session number settlement",
-    "SettleReply": "incarnation status detail cursor roots epoch",
+    "SettleReply": "incarnation status detail cursor roots epoch generation",
     "WatchRequest": "source session lease_ms limits confirmed wait_ms max_outcomes close pins",
     "WatchReply": "incarnation status detail is_new generation cursor root_ids verdicts reason_ids reasons lease_ms "
     "epoch pins_crc32 causes",

@@ -60,7 +60,7 @@ PLAIN: dict[type[Any], tuple[type[Message], st.SearchStrategy[Any]]] = {
     ),
     messages.SettleReply: (
         pb.SettleReply,
-        st.builds(messages.SettleReply, uint64, statuses, sentences, uint64, uint64, uint64),
+        st.builds(messages.SettleReply, uint64, statuses, sentences, uint64, uint64, uint64, uint64),
     ),
     messages.Watch: (
         pb.WatchRequest,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acker_protocol.messages import Watch
+from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Watch
 from acker_service.core.shard import Shard
 
 
@@ -20,6 +20,20 @@ def test_a_session_registered_anew_says_so_with_every_answer_not_only_the_first(
     again = watch(shard, 2.1)
     assert not again[0]
     assert again[1] != known[1]
+
+
+def test_a_settlement_names_the_registration_that_has_settled_it() -> None:
+    shard = Shard(incarnation=1, generation=2)
+    for now in (0.0, 5.0):
+        watch(shard, now)
+        shard.open_batch(OpenBatch(7, 1, 1000, 0), now)
+        known = watch(shard, now)
+        for _ in range(2):
+            [reply] = shard.settle([Settle(7, 1, Settlement.DONE)], now)
+            assert (reply.status, reply.generation) == (Status.APPLIED, known[1])
+        [refused] = shard.settle([Settle(7, 1, Settlement.ABANDON)], now)
+        assert (refused.status, refused.generation) == (Status.CONFLICT, 0)
+        shard.tick(now + 5.0)  # the lease has run out
 
 
 def test_a_registration_keeps_its_generation_over_a_planned_restart() -> None:

@@ -1,6 +1,7 @@
 """Settling: settles one batch on all its members.
 
-Decides what the answer of a member means for the batch. A member that does not know the batch has lost it.
+Decides what the answer of a member means for the batch. A member that does not know the batch has lost it, and so has
+a member that opened it again after a loss.
 """
 
 from __future__ import annotations
@@ -57,9 +58,17 @@ class BatchSettling:
         try:
             reply = conversation.settle_on_server(self._request, patience)
         except (UnknownBatch, Draining) as error:
-            number, at = self._batch.number, member.address
-            log.warning("batch %d is not known to the server at %s any more: %s", number, at, error)
-            self.drop_member(member, LOST_BATCH)
-        else:
-            with self._batches.lock:
-                self._batches.note_settled(self._batch, member, reply, conversation.progress)
+            self._lost_on(member, str(error))
+            return
+        # A delayed request may have opened the batch again under a later registration, which knows nothing of what
+        # happened before. An older server does not say which registration has answered.
+        if reply.generation and self._batch.was_lost_by(member, reply.generation):
+            self._lost_on(member, "a later registration of the source has answered")
+            return
+        with self._batches.lock:
+            self._batches.note_settled(self._batch, member, reply, conversation.progress)
+
+    def _lost_on(self, member: Member, why: str) -> None:
+        number, at = self._batch.number, member.address
+        log.warning("batch %d is not known to the server at %s any more: %s", number, at, why)
+        self.drop_member(member, LOST_BATCH)

@@ -226,13 +226,14 @@ class SettleRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., settlement: _Optional[_Union[Settlement, str]] = ...) -> None: ...
 
 class SettleReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "cursor", "roots", "epoch", "ensemble")
+    __slots__ = ("incarnation", "status", "detail", "cursor", "roots", "epoch", "generation", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
@@ -240,8 +241,9 @@ class SettleReply(_message.Message):
     cursor: int
     roots: int
     epoch: int
+    generation: int
     ensemble: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., cursor: _Optional[int] = ..., roots: _Optional[int] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., cursor: _Optional[int] = ..., roots: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("source", "session", "lease_ms", "limits", "confirmed", "wait_ms", "max_outcomes", "close", "pins")
