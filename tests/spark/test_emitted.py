@@ -278,6 +278,11 @@ def test_a_second_function_that_acks_the_same_edges_is_refused(alone: OpenSource
             .select("_root", F.explode("edges").alias("_edge"))
             .foreachPartition(post_all)
         ),
+        lambda frame: (
+            frame.select("_root", AF.emit("n", after="n").alias("edges"))
+            .withColumn("_edge", F.explode("edges"))
+            .foreachPartition(post_all)
+        ),
         lambda frame: frame.select("_root", AF.ack(after="n")).foreachPartition(read_all),
         lambda frame: (
             frame.select("_root", AF.emit("n", after="n").alias("edges"))
@@ -303,6 +308,7 @@ def test_a_second_function_that_acks_the_same_edges_is_refused(alone: OpenSource
     ],
     ids=[
         "exploded edges",
+        "exploded edges beside their array",
         "the root alone",
         "two functions of one select for two edges",
         "an emitted record",
@@ -405,8 +411,18 @@ def lookup(frame: DataFrame) -> DataFrame:
         lambda told: told.union(told.withColumn("id", F.lit(1))),
         lambda told: told.join(lookup(told), "value"),
         lambda told: told.withColumn("k", F.explode(F.array("id", "value"))),
+        lambda told: told.withColumn("_edge", F.explode(F.array("_edge", "_edge"))),
+        lambda told: told.withColumn("_edge", F.explode(F.array_repeat("_edge", 2))),
+        lambda told: told.select(
+            F.explode(F.array(*(F.struct(F.lit(k).alias("k"), "*") for k in "ab"))).alias("row")
+        ).select("row.*"),
+        lambda told: (
+            told.withColumn("edges", AF.emit(F.array("value", "value"), after="value"))
+            .withColumn("first", F.explode("edges"))
+            .withColumn("_edge", F.explode("edges"))
+        ),
     ],
-    ids=["a union", "a join", "an explode"],
+    ids=["a union", "a join", "an explode", "an array", "array_repeat", "an array of rows", "a second explode"],
 )
 def test_copies_of_emitted_records_are_refused(alone: OpenSource, df: DataFrame, copy: Any) -> None:
     copies = copy(alone.frame(df).select("id", tell("id").alias("told")).select("id", "told.*"))

@@ -305,7 +305,7 @@ def _refuse_acked_twice(df: DataFrame, before: str, functions: Sequence[str]) ->
         is_repeated = one.function != other.function or one.function in again
         if is_repeated and may_share_edge(one.consumed, other.consumed):
             raise AckedTwice(taker)
-    if any(call.copied for call in calls if call.function in functions):
+    if any(call.acks_copies for call in calls if call.function in functions):
         raise Copied("a column that acks")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -35,11 +36,13 @@ _USER_FUNCTIONS = _STEPS | {"MapInPandas", "FlatMapGroupsInPandas", "FlatMapCoGr
 
 class Origin(NamedTuple):
     """The maker of an edge. ``function``: the name of a step or an ``ack()`` function; "" if it may be any. ``column``:
-    the step's column. ``position``: the edge's index in the array that the function made; -1 if unknown."""
+    the step's column. ``position``: the edge's index in the array that the function made; -1 if unknown. ``is_copied``:
+    several rows may hold it; False for edges of steps, which the guard of plans checks."""
 
     function: str
     column: str = ""
     position: int = -1
+    is_copied: bool = False
 
     def may_share_edge(self, other: Origin) -> bool:
         """Whether one edge may have both origins."""
@@ -78,20 +81,24 @@ class _Array:
 _Content = Origins | _Struct | _Array
 
 
-def may_share_edge(some: Origins, others: Origins) -> bool:
+def may_share_edge(some: AbstractSet[Origin], others: AbstractSet[Origin]) -> bool:
     """Whether one edge may be among both."""
     return any(origin.may_share_edge(other) for origin in some for other in others)
 
 
 @dataclass(frozen=True, slots=True)
 class AckCall:
-    """A call of an ``ack()`` function. ``consumed``: the edges that it acks. ``copied``: several rows may hold one of
-    them. ``text``: the call, without what differs when the program makes the same call again."""
+    """A call of an ``ack()`` function. ``consumed``: the edges that it acks. ``text``: the call, without what differs
+    when the program makes the same call again."""
 
     function: str
     consumed: Origins
-    copied: bool = False
-    text: str = ""
+    text: str
+
+    @property
+    def acks_copies(self) -> bool:
+        """Whether several rows may hold one of the edges."""
+        return any(origin.is_copied for origin in self.consumed)
 
 
 class EdgeColumns:
@@ -104,8 +111,6 @@ class EdgeColumns:
         self._contents: dict[int, _Content] = {}
         self._definitions: dict[int, Sequence[int]] = {}
         self._below = NONE
-        # Edges made by functions that several rows may hold. For edges made by steps, the guard of plans checks this.
-        self._copied = NONE
         self.calls: list[AckCall] = []
         plan = df._jdf.queryExecution().analyzed()
         self._read(plan)
@@ -121,12 +126,14 @@ class EdgeColumns:
     def has_fresh(self) -> bool:
         """Whether any column holds an edge that a step has made and no function in the plan has consumed."""
         consumed = frozenset[Origin]().union(*(call.consumed for call in self.calls))
-        return any(origin.column and not may_share_edge(frozenset({origin}), consumed) for origin in self.held)
+        return any(origin.column and not may_share_edge({origin}, consumed) for origin in self.held)
 
     @property
     def holds_copies(self) -> bool:
-        """Whether any column holds an edge of a function that several rows may hold."""
-        return may_share_edge(self.held, self._copied)
+        """Whether any column holds an edge of a function that several rows may hold, and no column holds it once. (An
+        array stays beside the one edge of it that each of several rows has got.)"""
+        copies = {origin for origin in self.held if origin.is_copied}
+        return any(not may_share_edge({copy}, self.held - copies) for copy in copies)
 
     def _content(self, number: int) -> _Content:
         return self._contents.get(number, ANY)
@@ -170,13 +177,18 @@ class EdgeColumns:
     def _note_copies(self, name: str, plan: Plan) -> None:
         """Note which edges a join, a union or an unpivot copies into several rows."""
         if name == "Union":
-            legs = [self._held_by([child]) for child in each(plan.children())]
-            for one, other in combinations(legs, 2):
-                self._copied |= _made_by_functions(
-                    origin for origin in one if may_share_edge(frozenset({origin}), other)
-                )
+            legs = list(each(plan.children()))
+            held = [self._held_by([leg]) for leg in legs]
+            for index, leg in enumerate(legs):
+                self._mark_copied(leg, _origins(held[:index] + held[index + 1 :]))
         elif name == "Expand" or (name == "Join" and not _ONE_SIDED.match(plan.joinType().toString())):
-            self._copied |= _made_by_functions(self._held_by(each(plan.children())))
+            for child in each(plan.children()):
+                self._mark_copied(child)
+
+    def _mark_copied(self, plan: Plan, those: Origins = ANY) -> None:
+        """Note that several rows may hold ``those`` edges in the columns of a plan."""
+        for number in self._ids(plan.output()):
+            self._contents[number] = _copied(self._content(number), those)
 
     def _read_other_outputs(self, name: str, plan: Plan) -> None:
         """Note the contents of the outputs that a node makes in another way than by its expressions."""
@@ -204,12 +216,8 @@ class EdgeColumns:
         generator, made = tree_of(plan.generator()), self._ids(plan.generatorOutput())
         contents = [self._evaluate(child) for child in generator.children]
         if not _makes_one_row(generator):
-            # One row gets one element of an array of edges.
-            spread = _origins(contents)
-            beside = (
-                origin for origin in self._held_by([plan.child()]) if not may_share_edge(frozenset({origin}), spread)
-            )
-            self._copied |= _made_by_functions(beside)
+            # One row gets one element of an array of edges, and everything beside it.
+            self._mark_copied(plan.child())
         parts: Sequence[_Content] = ()
         if len(contents) == 1:
             element = contents[0].element if isinstance(contents[0], _Array) else contents[0]
@@ -246,7 +254,7 @@ class EdgeColumns:
         function, consumed = fields["name"], _origins(arguments[-1:])
         if any(origin.column == ANCHORS or not origin.function for origin in consumed):
             consumed |= _origins(arguments[-2:])
-        self.calls.append(AckCall(function, consumed, may_share_edge(self._copied, consumed), _text(call)))
+        self.calls.append(AckCall(function, consumed, _text(call)))
         kind, made = fields["dataType"], frozenset({Origin(function)})
         if isinstance(kind, dict) and kind["type"] == "struct":
             return _Struct(tuple(made if field["name"] == EDGE else NONE for field in kind["fields"]))
@@ -276,11 +284,17 @@ def _content_of(expression: SparkExpression, contents: Sequence[_Content]) -> _C
         return _Array(first.element.fields[int(fields["ordinal"])])
     if name in ("GetArrayItem", "ElementAt") and isinstance(first, _Array):
         position = _position(expression.children[1], 0 if name == "GetArrayItem" else 1)
-        return frozenset({Origin(first.function, position=position)}) if first.function else first.element
+        return _with_position(first.element, position) if first.function else first.element
     if name == "CreateNamedStruct":
         return _Struct(tuple(contents[1::2]))
     if name == "CreateArray":
-        return _Array(first if len(contents) == 1 else _origins(contents))
+        element = _origins(contents)
+        is_repeated = any(
+            may_share_edge(_origins([one]), _origins([other])) for one, other in combinations(contents, 2)
+        )
+        return _Array(_copied(element) if is_repeated else first if len(contents) == 1 else element)
+    if name == "ArrayRepeat":
+        return _Array(_copied(first))
     if name == "ArraysZip":
         return _Array(
             _Struct(tuple(content.element if isinstance(content, _Array) else content for content in contents))
@@ -305,14 +319,28 @@ def _origins(contents: Iterable[_Content]) -> Origins:
     return found
 
 
+def _with_position(element: _Content, position: int) -> Origins:
+    """Return the edge at a position of an array that a function made."""
+    return frozenset(origin._replace(position=position) for origin in _origins([element]))
+
+
 def _makes_one_row(generator: SparkExpression) -> bool:
     """Whether a generator makes one row of each row, as that of ``functions.ack`` does."""
     arrays = generator.children
     return generator.name == "Explode" and arrays[0].name == "CreateArray" and len(arrays[0].children) == 1
 
 
-def _made_by_functions(origins: Iterable[Origin]) -> Origins:
-    return frozenset(origin for origin in origins if not origin.column)
+def _copied(content: _Content, those: Origins = ANY) -> _Content:
+    """Return a content with ``those`` of its edges that a function has made noted as copied."""
+    if isinstance(content, _Struct):
+        return _Struct(tuple(_copied(field, those) for field in content.fields))
+    if isinstance(content, _Array):
+        return _Array(_copied(content.element, those), content.function)
+    return frozenset(_copied_origin(origin) if may_share_edge({origin}, those) else origin for origin in content)
+
+
+def _copied_origin(origin: Origin) -> Origin:
+    return origin if origin.column else origin._replace(is_copied=True)
 
 
 def _text(expression: SparkExpression) -> str:
