@@ -233,6 +233,10 @@ def without_tracking(program: Program) -> Program:
     return replace(program, faults=faults, form=form, tracking=False)
 
 
+def _collecting(act: Act) -> Act:
+    return replace(act, how="collect") if act.how == "foreachPartition" else act
+
+
 @dataclass
 class _Generator:
     seed: int
@@ -267,6 +271,7 @@ class _Generator:
         if "act" in kinds:
             at = dice.randrange(len(ends))
             ends[at] = self._bad_end(ends[at])
+        ends = [self._without_rows_of_views(end) for end in ends]
         form = dice.choice(("loop", "with", "done") if second else ("run", "run", "loop", "loop", "with", "done"))
         conf = [("spark.sql.adaptive.enabled", dice.choice(("true", "true", "false")))]
         if dice.random() < 0.2:
@@ -383,6 +388,19 @@ class _Generator:
         elif drawn < 0.7:
             acts = [*bad, Act("look", dice.choice(looks))]
         return End(end.frame, via, tuple(acts), end.then, swallow)
+
+    def _without_rows_of_views(self, end: End) -> End:
+        """Collect an ``ack()`` column of a view instead of reading it by rows: a view is not followed into RDDs."""
+        if end.via != "ack" or not self._is_of_view(end.frame):
+            return end
+        return replace(end, first=tuple(map(_collecting, end.first)), then=tuple(map(_collecting, end.then)))
+
+    def _is_of_view(self, frame: str) -> bool:
+        """Whether Spark makes a frame of a view, with no step in between."""
+        step = next((step for step in self.steps if frame in step.gives), None)
+        if step is None or step.op not in (*NODES, "union"):
+            return False
+        return step.op == "view" or any(map(self._is_of_view, step.of))
 
     def _outer_looks(self) -> Sequence[tuple[str, str, str]]:
         if self.dice.random() > 0.1:
