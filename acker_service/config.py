@@ -35,9 +35,6 @@ OF_CLIENTS = frozenset(
 OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
 KUBERNETES_PORT = re.compile(r"(tcp|udp)://")
 
-# These addresses mean "listen everywhere". No client can connect to them.
-EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
-
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -308,7 +305,7 @@ class Config:
                     f"{label('own_access')}: is for one server and one application, and makes the certificate and the "
                     f"token itself: leave out {flag(name)}, or --own-access"
                 )
-        if self.advertise is None and self.host in EVERYWHERE:
+        if self.advertise is None and is_everywhere(self.host):
             raise ConfigError(
                 f"{label('advertise')}: needed with --own-access where --host is {self.host}, at which no client "
                 "reaches this server; give host:port"
@@ -321,7 +318,7 @@ class Config:
             raise ConfigError(
                 f"{label('id')}: needed with --zookeeper; number the servers of a cluster 0, 1, 2 ..., each its own"
             )
-        if self.advertise is None and self.host in EVERYWHERE:
+        if self.advertise is None and is_everywhere(self.host):
             raise ConfigError(
                 f"{label('advertise')}: needed with --zookeeper where --host is {self.host}, at which no client "
                 "reaches this server; give host:port"
@@ -342,6 +339,14 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a server at ``host`` listens on all addresses. No client can connect to such a host."""
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
 
 
 def flag(name: str) -> str:

@@ -101,6 +101,14 @@ def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over(
     assert config.read([], environment) == Config()
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "::0", "[::0]", "0:0:0:0:0:0:0:0"])
+@pytest.mark.parametrize("given", [{"zookeeper": "a:1", "id": 1, "insecure": True}, {"own_access": "own"}])
+def test_a_server_that_listens_on_all_addresses_needs_one_to_advertise(host: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--advertise \(ACKER_ADVERTISE\): needed with"):
+        Config(host=host, **given)
+    Config(host=host, advertise="driver:7070", **given)
+
+
 def test_discard_state_without_state_dir_is_an_error() -> None:
     assert "--state-dir" in complaint(["--discard-state"])
 
