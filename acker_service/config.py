@@ -31,9 +31,10 @@ OF_CLIENTS = frozenset(
         "ACKER_KEY",
     }
 )
-# Kubernetes gives every pod such variables for a Service called `acker`, ACKER_PORT=tcp://10.0.0.7:7070 among them.
-OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
-KUBERNETES_PORT = re.compile(r"(tcp|udp)://")
+# Kubernetes gives every pod such variables for a Service called `acker` or `acker-prod`,
+# ACKER_PROD_PORT=tcp://10.0.0.7:7070 among them.
+OF_KUBERNETES = re.compile(r"ACKER_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
+KUBERNETES_PORT = re.compile(r"ACKER_(\w+_)?PORT=(tcp|udp)://.*")
 
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -430,7 +431,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     for key, text in environment.items():
         if not key.startswith(PREFIX) or key in OF_CLIENTS or OF_KUBERNETES.fullmatch(key):
             continue
-        if key == "ACKER_PORT" and KUBERNETES_PORT.match(text):
+        if KUBERNETES_PORT.fullmatch(f"{key}={text}"):
             continue
         name = key.removeprefix(PREFIX).lower()
         if name not in _BY_NAME:

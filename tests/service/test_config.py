@@ -87,18 +87,21 @@ def test_a_flag_without_its_value_or_given_twice_is_an_error() -> None:
     assert "given twice" in complaint(["--port=1", "--port=2"])
 
 
-def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over() -> None:
+# Services called `acker`, `acker-http` and so on.
+@pytest.mark.parametrize("service", ["ACKER", "ACKER_HTTP", "ACKER_PROD", "ACKER_2"])
+def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over(service: str) -> None:
     environment = {
         "ACKER_SERVERS": "a:1",
         "ACKER_TOKEN": "secret",
-        "ACKER_SERVICE_HOST": "10.0.0.7",
-        "ACKER_SERVICE_PORT": "7070",
-        "ACKER_SERVICE_PORT_GRPC": "7070",
-        "ACKER_PORT": "tcp://10.0.0.7:7070",
-        "ACKER_PORT_7070_TCP": "tcp://10.0.0.7:7070",
-        "ACKER_PORT_7070_TCP_ADDR": "10.0.0.7",
+        f"{service}_SERVICE_HOST": "10.0.0.7",
+        f"{service}_SERVICE_PORT": "7070",
+        f"{service}_SERVICE_PORT_GRPC": "7070",
+        f"{service}_PORT": "tcp://10.0.0.7:7070",
+        f"{service}_PORT_7070_TCP": "tcp://10.0.0.7:7070",
+        f"{service}_PORT_7070_TCP_ADDR": "10.0.0.7",
     }
     assert config.read([], environment) == Config()
+    assert f"{service}_PORT" in complaint([], {f"{service}_PORT": "10.0.0.7:7070"})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "::0", "[::0]", "0:0:0:0:0:0:0:0"])
