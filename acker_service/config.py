@@ -77,7 +77,7 @@ def _address(text: str, port_min: int = 0) -> str | None:
     if {":", "[", "]"} & set(host):
         # Clients need the brackets. Kubernetes gives the address of a pod without them.
         host = f"[{IPv6Address(host[1:-1] if host[0] + host[-1] == '[]' else host)}]"
-    return f"{host}:{port}"
+    return f"{_name(host)}:{port}"
 
 
 def _addresses(text: str) -> str | None:
@@ -95,6 +95,8 @@ def _user(text: str) -> str | None:
 def _name(text: str) -> str:
     if not text.strip():
         raise ValueError(text)
+    # A ValueError if no machine can have this name.
+    text.encode("idna")
     return text.strip()
 
 

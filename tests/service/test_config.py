@@ -130,6 +130,13 @@ def test_a_config_built_in_code_is_checked_like_one_from_flags(given: dict[str, 
         Config(**given)
 
 
+@pytest.mark.parametrize("name", ["a..b", "a" * 64])
+def test_a_host_that_is_no_name_is_refused(name: str) -> None:
+    assert complaint(["--advertise", f"{name}:7070"]).startswith("--advertise (ACKER_ADVERTISE): ")
+    assert complaint(["--host", name]).startswith("--host (ACKER_HOST): ")
+    assert Config(host="ä.example", advertise="ä.example:7070", insecure=True).host == "ä.example"
+
+
 @pytest.mark.parametrize(
     ("text", "read"),
     [
