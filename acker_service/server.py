@@ -448,8 +448,10 @@ class Server:
 
     def _tick(self) -> None:
         pauses = self.namespaces.pauses
-        self.namespaces.tick()
-        self._draining.check()
+        try:
+            self.namespaces.tick()
+        finally:
+            self._draining.check()
         if self.namespaces.pauses > pauses:
             log.warning("paused", pauses=self.namespaces.pauses, paused_s=round(self.namespaces.paused_s, 3))
 
