@@ -31,12 +31,10 @@ OF_CLIENTS = frozenset(
         "ACKER_KEY",
     }
 )
-# Kubernetes gives every pod such variables for a Service called `acker`, ACKER_PORT=tcp://10.0.0.7:7070 among them.
-OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
-KUBERNETES_PORT = re.compile(r"(tcp|udp)://")
-
-# These addresses mean "listen everywhere". No client can connect to them.
-EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
+# Kubernetes gives every pod such variables for a Service called `acker` or `acker-prod`,
+# ACKER_PROD_PORT=tcp://10.0.0.7:7070 among them.
+OF_KUBERNETES = re.compile(r"ACKER_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
+KUBERNETES_PORT = re.compile(r"ACKER_(\w+_)?PORT=(tcp|udp)://.*")
 
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -79,7 +77,7 @@ def _address(text: str, port_min: int = 0) -> str | None:
     if {":", "[", "]"} & set(host):
         # Clients need the brackets. Kubernetes gives the address of a pod without them.
         host = f"[{IPv6Address(host[1:-1] if host[0] + host[-1] == '[]' else host)}]"
-    return f"{host}:{port}"
+    return f"{_name(host)}:{port}"
 
 
 def _addresses(text: str) -> str | None:
@@ -97,6 +95,8 @@ def _user(text: str) -> str | None:
 def _name(text: str) -> str:
     if not text.strip():
         raise ValueError(text)
+    # A ValueError if no machine can have this name.
+    text.encode("idna")
     return text.strip()
 
 
@@ -308,7 +308,7 @@ class Config:
                     f"{label('own_access')}: is for one server and one application, and makes the certificate and the "
                     f"token itself: leave out {flag(name)}, or --own-access"
                 )
-        if self.advertise is None and self.host in EVERYWHERE:
+        if self.advertise is None and is_everywhere(self.host):
             raise ConfigError(
                 f"{label('advertise')}: needed with --own-access where --host is {self.host}, at which no client "
                 "reaches this server; give host:port"
@@ -321,7 +321,7 @@ class Config:
             raise ConfigError(
                 f"{label('id')}: needed with --zookeeper; number the servers of a cluster 0, 1, 2 ..., each its own"
             )
-        if self.advertise is None and self.host in EVERYWHERE:
+        if self.advertise is None and is_everywhere(self.host):
             raise ConfigError(
                 f"{label('advertise')}: needed with --zookeeper where --host is {self.host}, at which no client "
                 "reaches this server; give host:port"
@@ -342,6 +342,14 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether a server at ``host`` listens on all addresses. No client can connect to such a host."""
+    try:
+        return ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False
 
 
 def flag(name: str) -> str:
@@ -425,7 +433,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     for key, text in environment.items():
         if not key.startswith(PREFIX) or key in OF_CLIENTS or OF_KUBERNETES.fullmatch(key):
             continue
-        if key == "ACKER_PORT" and KUBERNETES_PORT.match(text):
+        if KUBERNETES_PORT.fullmatch(f"{key}={text}"):
             continue
         name = key.removeprefix(PREFIX).lower()
         if name not in _BY_NAME:

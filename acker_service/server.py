@@ -448,8 +448,10 @@ class Server:
 
     def _tick(self) -> None:
         pauses = self.namespaces.pauses
-        self.namespaces.tick()
-        self._draining.check()
+        try:
+            self.namespaces.tick()
+        finally:
+            self._draining.check()
         if self.namespaces.pauses > pauses:
             log.warning("paused", pauses=self.namespaces.pauses, paused_s=round(self.namespaces.paused_s, 3))
 
@@ -534,9 +536,10 @@ def _own_access(options: Config) -> tuple[OwnAccess | None, Config]:
     # Not at the top: few servers need it, and it takes long to import.
     from acker_service.access import own_access
 
-    hosts = {options.host, (options.advertise or "").rpartition(":")[0]} - config.EVERYWHERE - {""}
+    hosts = {options.host, (options.advertise or "").rpartition(":")[0]} - {""}
+    names = [host.strip("[]") for host in hosts if not config.is_everywhere(host)]
     try:
-        own = own_access.prepare(Path(options.own_access), [host.strip("[]") for host in hosts])
+        own = own_access.prepare(Path(options.own_access), names)
     except OSError as error:
         raise StartError(f"{config.label('own_access')}: {error}") from None
     return own, replace(options, own_access=None, tls_cert=own.certificate, tls_key=own.key, tokens=own.tokens)

@@ -25,7 +25,7 @@ NUMBERS_MAX = 1 << 28
 NO_MAP: Column = np.empty(0, np.uint64)
 # One bit per slot.
 ALL_SLOTS: Column = np.full(16, np.iinfo(np.uint64).max, np.uint64)
-# The most words of the bit maps, 64 numbers each, that one call of `take_unread` looks at, and the most roots that it
+# The most words of the bit maps, 64 numbers each, that one call of `find_unread` looks at, and the most roots that it
 # returns. That takes some 5 ms. The shard's lock is released between two calls.
 UNREAD_WORDS = 1 << 15
 UNREAD_ROOTS = 1 << 16

@@ -552,7 +552,8 @@ def apply_updates(
                 if kind & (_ACK | _FAIL) == 0:
                     continue
                 # A fail without an edge is always kept, because nothing else keeps its root from being ACKED.
-                if counters[ORPHANS] >= orphan_room and (kind & _FAIL == 0 or vals[i] != _ZERO):
+                is_bare_fail = kind & _FAIL != 0 and (kind & _ACK == 0 or vals[i] == _ZERO)
+                if counters[ORPHANS] >= orphan_room and not is_bare_fail:
                     counters[DROPPED] += 1
                     continue
                 if count >= most:

@@ -149,10 +149,7 @@ class Shard:
         `prepared` returns it."""
         self._state.begin(now)
         if long_messages.is_long(message):
-            batch = self._applying.batch_of(message.inits)
-            with self.unlocked():
-                cut = long_messages.cut(message, batch)
-            self._state.recover()
+            cut = self._cut(message)
             if isinstance(cut, str):
                 return self._applying.refuse(Status.INVALID, cut).reply
             refusal = self._applying.refusal_of(message, cut.sections)
@@ -161,6 +158,17 @@ class Shard:
         if applied.is_last or applied.entries == len(message.entries):
             return applied.reply
         return self._apply_parts([long_messages.rest_of(message, applied.entries)], applied)
+
+    def _cut(self, message: Apply) -> long_messages.Cut | str:
+        """Cut a long message while other calls work. Cuts anew if they have opened another batch for its inits, since
+        only the ranges of a batch that is known are checked and kept."""
+        while True:
+            batch = self._applying.batch_of(message.inits)
+            with self.unlocked():
+                cut = long_messages.cut(message, batch)
+            self._state.recover()
+            if self._applying.batch_of(message.inits) is batch:
+                return cut
 
     def _apply_parts(self, parts: list[Apply], *before: Applied) -> ApplyReply:
         """Apply the parts of a message, and return the answer to it. ``before``: what became of earlier parts.

@@ -115,10 +115,11 @@ class Tables:
     def replace_large(self, slot: int, table: Column) -> None:
         """Begin to replace a large sub-table by ``table``, which is empty, if it is wanted and still has enough
         room."""
-        cells = len(table) // 3
-        if slot not in self.wanted or cells < _room_for(
-            int(self._slots[slot, COUNT]), int(self._slots[slot, CAPACITY])
-        ):
+        cells, wanted = len(table) // 3, self.wanted.get(slot)
+        if wanted is None or cells < _room_for(int(self._slots[slot, COUNT]), int(self._slots[slot, CAPACITY])):
+            if wanted == cells:
+                # More entries have come. If the sub-table must still be replaced, its size is computed anew.
+                del self.wanted[slot]
             return
         address = table.ctypes.data
         self._old[slot] = self.cells[slot]

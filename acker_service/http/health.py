@@ -12,7 +12,7 @@ import ssl
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
-from acker_service.config import Config
+from acker_service.config import Config, is_everywhere
 
 TIMEOUT_S = 5.0
 USAGE = """Usage: acker health [options of acker serve]
@@ -22,9 +22,6 @@ is, with 1 and a line that says why if not. With --ready-file (ACKER_READY_FILE)
 options are, and needs none of them."""
 
 _Place = tuple[str, int]
-
-# A server that listens on all addresses is asked at the loopback address.
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class NotReady(Exception):
@@ -75,11 +72,15 @@ def _from_options(options: Config) -> tuple[_Place, _Place | None, bool]:
 
 def _parse_address(address: str) -> _Place:
     host, _, port = address.rpartition(":")
-    return _near(host.strip("[]")), int(port)
+    return _near(host), int(port)
 
 
 def _near(host: str) -> str:
-    return _LOOPBACK.get(host, host)
+    """Return the host at which this machine reaches a server that listens at ``host``."""
+    host = host.strip("[]")
+    if is_everywhere(host):
+        return "::1" if ":" in host else "127.0.0.1"
+    return host
 
 
 def _shown(place: _Place) -> str:

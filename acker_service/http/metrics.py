@@ -96,6 +96,8 @@ REFUSALS = (
     *(status.name for status in Status if status.name not in DONE),
     "INVALID_ARGUMENT",
     "FAILED_PRECONDITION",
+    "UNAUTHENTICATED",
+    "PERMISSION_DENIED",
     "INTERNAL",
     "UNAVAILABLE",
 )

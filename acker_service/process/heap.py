@@ -17,14 +17,12 @@ class Heap:
 
     def __init__(self) -> None:
         self._peak = 0
-        self.trims = 0
 
     def note(self, held_bytes: int) -> None:
         """Trim if enough was freed since the peak. ``held_bytes``: approximate size of the large tables."""
         self._peak = max(self._peak, held_bytes)
         if self._peak - held_bytes >= max(FREED_MIN_BYTES, self._peak // 4):
             self._peak = held_bytes
-            self.trims += 1
             trim()
 
 

@@ -252,7 +252,7 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except (OSError, MemoryError):
         # Frees the space of the useless file on a full disk.
         with contextlib.suppress(OSError):
             temporary.unlink()

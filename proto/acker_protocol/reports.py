@@ -58,9 +58,11 @@ def number_reasons(reasons: Iterable[str]) -> tuple[ReasonIds, tuple[str, ...]]:
 
 def bare_fails(entries: Entries) -> npt.NDArray[np.bool_]:
     """Return which updates are fails without an edge. If one is lost, its root could still be ACKED, as others may ack
-    all its edges. If a fail with an edge is lost, that edge stays open."""
-    is_fail = entries.kinds & FAIL != 0 if len(entries.kinds) else np.zeros(len(entries), np.bool_)
-    found: npt.NDArray[np.bool_] = is_fail & (entries.ack_vals == 0)
+    all its edges. If a fail with an edge is lost, that edge stays open. Without the ack bit, the ack val is no edge."""
+    if not len(entries.kinds):
+        return np.zeros(len(entries), np.bool_)
+    has_edge = (entries.kinds & ACK != 0) & (entries.ack_vals != 0)
+    found: npt.NDArray[np.bool_] = (entries.kinds & FAIL != 0) & ~has_edge
     return found
 
 

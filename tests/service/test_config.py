@@ -87,18 +87,29 @@ def test_a_flag_without_its_value_or_given_twice_is_an_error() -> None:
     assert "given twice" in complaint(["--port=1", "--port=2"])
 
 
-def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over() -> None:
+# Services called `acker`, `acker-http` and so on.
+@pytest.mark.parametrize("service", ["ACKER", "ACKER_HTTP", "ACKER_PROD", "ACKER_2"])
+def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over(service: str) -> None:
     environment = {
         "ACKER_SERVERS": "a:1",
         "ACKER_TOKEN": "secret",
-        "ACKER_SERVICE_HOST": "10.0.0.7",
-        "ACKER_SERVICE_PORT": "7070",
-        "ACKER_SERVICE_PORT_GRPC": "7070",
-        "ACKER_PORT": "tcp://10.0.0.7:7070",
-        "ACKER_PORT_7070_TCP": "tcp://10.0.0.7:7070",
-        "ACKER_PORT_7070_TCP_ADDR": "10.0.0.7",
+        f"{service}_SERVICE_HOST": "10.0.0.7",
+        f"{service}_SERVICE_PORT": "7070",
+        f"{service}_SERVICE_PORT_GRPC": "7070",
+        f"{service}_PORT": "tcp://10.0.0.7:7070",
+        f"{service}_PORT_7070_TCP": "tcp://10.0.0.7:7070",
+        f"{service}_PORT_7070_TCP_ADDR": "10.0.0.7",
     }
     assert config.read([], environment) == Config()
+    assert f"{service}_PORT" in complaint([], {f"{service}_PORT": "10.0.0.7:7070"})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", "::0", "[::0]", "0:0:0:0:0:0:0:0"])
+@pytest.mark.parametrize("given", [{"zookeeper": "a:1", "id": 1, "insecure": True}, {"own_access": "own"}])
+def test_a_server_that_listens_on_all_addresses_needs_one_to_advertise(host: str, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--advertise \(ACKER_ADVERTISE\): needed with"):
+        Config(host=host, **given)
+    Config(host=host, advertise="driver:7070", **given)
 
 
 def test_discard_state_without_state_dir_is_an_error() -> None:
@@ -117,6 +128,13 @@ def test_help_names_every_option() -> None:
 def test_a_config_built_in_code_is_checked_like_one_from_flags(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=config.flag(next(iter(given)))):
         Config(**given)
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 64])
+def test_a_host_that_is_no_name_is_refused(name: str) -> None:
+    assert complaint(["--advertise", f"{name}:7070"]).startswith("--advertise (ACKER_ADVERTISE): ")
+    assert complaint(["--host", name]).startswith("--host (ACKER_HOST): ")
+    assert Config(host="ä.example", advertise="ä.example:7070", insecure=True).host == "ä.example"
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,22 @@ def test_a_signal_ends_a_server_that_would_stay_drained(server_process: Callable
     assert events(process)[-1] == "stopped"
 
 
+def test_an_error_in_a_namespace_does_not_keep_a_drain_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    server = Server(Config(port=0, http_port=None), on_drained=over.set)
+
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(server.namespaces, "tick", fail)
+    server.start()
+    try:
+        server.drain()
+        assert over.wait(30)
+    finally:
+        server.stop(grace_s=0.0)
+
+
 def test_the_end_of_a_drain_is_logged_once_for_many_requests() -> None:
     ended: list[bool] = []
     over = threading.Event()

@@ -69,7 +69,13 @@ def test_a_server_that_is_not_ready_says_why() -> None:
         server.stop()
 
 
-@pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("::1", "[::1]:1")])
+@pytest.mark.parametrize(
+    ("host", "asked"),
+    [
+        ("0.0.0.0", "127.0.0.1:1"),
+        *((host, "[::1]:1") for host in ("::", "[::]", "::0", "0:0:0:0:0:0:0:0", "::1", "[::1]")),
+    ],
+)
 def test_a_server_that_listens_on_all_addresses_is_checked_on_the_loopback(host: str, asked: str) -> None:
     with pytest.raises(NotReady, match=re.escape(f"no server answers at {asked} ")):
         health.check(Config(host=host, http_port=1, insecure=True))

@@ -261,6 +261,27 @@ def test_a_batch_within_a_window_of_another_as_large_finds_the_room_that_one_had
     assert sum(now is not before for now, before in zip(ledger.tables.cells, tables, strict=True)) < SLOTS // 10
 
 
+def test_memory_that_has_become_too_small_for_a_large_sub_table_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("acker_service.core.tables.LARGE", 2 * CAPACITY_MIN)
+    ledger = Ledger(1 << 30)
+    tables, ones = ledger.tables, np.ones(200, np.uint64)
+    roots = roots_with_keys(np.arange(1, 201, dtype=np.uint64))
+    init(ledger, roots, ones)
+    ack(ledger, roots, ones)
+    tables.finish_moves()
+    tables.resize(0, 0)
+    assert set(tables.wanted) == {0}
+    small = new_table(tables.wanted[0])
+    # The entries still have room in the sub-table, but not in the smaller one.
+    ledger.begin()
+    ledger.apply_inits(checked(ledger, roots), ones, ALL_SLOTS, INDEX, False, None, 0, ledger.free_outputs())
+    tables.replace_large(0, small)
+    assert not tables.wanted
+    assert held(ledger) == dict.fromkeys(range(1, 201), 1)
+
+
 @pytest.mark.parametrize(
     ("roots", "said"),
     [

@@ -50,6 +50,7 @@ def refused(server: Server) -> dict[tuple[str, str], float]:
 
 def test_every_kind_of_refusal_is_counted_by_its_method_and_status(server: Server, caller: Caller) -> None:
     assert set(refused(server).values()) == {0.0}
+    assert {("Apply", "unauthenticated"), ("Watch", "permission_denied")} <= set(refused(server))
     caller.begin()
     assert caller.open_batch(OpenBatch(SESSION + 1, 1, 100, 5)).status == Status.UNKNOWN_SOURCE
     assert caller.open_batch(OpenBatch(SESSION, 1, 100, 800)).status == Status.APPLIED

@@ -266,6 +266,17 @@ def test_a_batch_that_is_settled_between_the_parts_of_its_inits_ends_each_root_o
     assert shard.stats.inits == 2
 
 
+def test_ranges_count_if_their_batch_opens_while_the_report_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten_parts(monkeypatch)
+    shard, roots = shard_with(), roots_of(range(4), FIRST)
+    covering = replace(inits(roots, 1, batch=1), inits=InitScope(SESSION, 1, np.array([[0, 8]], np.uint64)))
+    Between(shard, iter([lambda: shard.open_batch(OpenBatch(SESSION, 1, FIRST, 8, held=True), 0.0)]))
+    assert shard.apply(covering, 0.0).status == Status.APPLIED
+    shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+    outcomes = reported(shard.watch(Watch("test", SESSION, 60_000), 0.0).outcomes)
+    assert sorted((root, reason) for root, _, reason in outcomes) == [(r, "unfinished") for r in sorted(roots.tolist())]
+
+
 def _record_all(self: Dedupe, identity: Identity, digest: int, applied: int, now: float) -> None:
     """A report counts as applied when one part of it is."""
     RECORD(self, identity, digest, (1 << 1024) - 1, now)

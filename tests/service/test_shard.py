@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from acker_protocol import ids, reports
 from acker_protocol.ids import Column
 from acker_protocol.messages import (
+    ACK,
     FAIL,
     Apply,
     Cause,
@@ -582,25 +583,27 @@ def test_a_flood_of_acks_for_unknown_roots_is_bounded() -> None:
     assert shard.stats.orphans == 0
 
 
-def bare_fails(roots: Column) -> Entries:
+def bare_fails(roots: Column, kind: int = FAIL, val: int = 0) -> Entries:
     count = len(roots)
-    return reports.fold_updates(roots, np.zeros(count, np.uint64), np.full(count, FAIL, np.uint8), {})
+    return reports.fold_updates(roots, np.full(count, val, np.uint64), np.full(count, kind, np.uint8), {})
 
 
-def test_a_fail_without_an_edge_is_kept_or_refused_and_never_dropped() -> None:
+# Without the ack bit, the ack val of a fail is ignored. Clients in other languages may send one.
+@pytest.mark.parametrize(("kind", "val"), [(FAIL, 0), (FAIL, 5), (ACK | FAIL, 0)])
+def test_a_fail_without_an_edge_is_kept_or_refused_and_never_dropped(kind: int, val: int) -> None:
     shard, roots = new_shard(max_pending=2048), new_roots(2)
     send = Sender(shard).send
     watch(shard)
     send(updates_of(new_roots(2000, FIRST + 1000)))
     assert shard.stats.orphans_dropped == 2000 - 896
-    assert send(bare_fails(roots[:1])) == Status.APPLIED
-    assert send(bare_fails(new_roots(127, FIRST + 5000))) == Status.APPLIED
-    assert send(bare_fails(roots[1:])) == Status.OVERLOADED
+    assert send(bare_fails(roots[:1], kind, val)) == Status.APPLIED
+    assert send(bare_fails(new_roots(127, FIRST + 5000), kind, val)) == Status.APPLIED
+    assert send(bare_fails(roots[1:], kind, val)) == Status.OVERLOADED
     # The tombstones outlive the acks, which live for a few seconds under this pressure.
     for now in range(60):
         shard.tick(float(now))
     assert shard.stats.orphans == 128
-    assert send(bare_fails(roots[1:]), 60.0) == Status.APPLIED
+    assert send(bare_fails(roots[1:], kind, val), 60.0) == Status.APPLIED
     send(updates_of(roots), 61.0, batch=0)
     send(updates_of(roots), 61.0)
     assert {verdict for verdict, _ in watch(shard, 62.0).values()} == {Verdict.FAILED}

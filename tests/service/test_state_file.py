@@ -216,6 +216,19 @@ def test_a_write_that_is_cut_off_leaves_the_state_before_it(folder: Path) -> Non
     assert_same(read(folder)[0], ARRAYS)
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path, error: Exception) -> None:
+    def parts() -> Iterator[tuple[str, Arrays]]:
+        yield "part 0", ARRAYS
+        raise error
+
+    state_dir = StateDir(str(tmp_path))
+    with pytest.raises((StateError, MemoryError)):
+        state_dir.write(parts())
+    state_dir.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 def test_only_the_owner_may_read_the_state_and_its_new_directory(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir(mode=0o755)
     (tmp_path / "old" / "acker.state.tmp").touch(0o644)
