@@ -148,7 +148,8 @@ class OpenSource(int):
             raise ValueError(f"count={count!r}: give the number of records, 0 or more")
         if message_ids is not None and len(message_ids) != count:
             raise ValueError(f"message_ids: {len(message_ids)} for {count} records; give one for each")
-        roots, edges = self._emit_block(count, message_ids)
+        # Copied, as the caller may use the list again before the outcomes come.
+        roots, edges = self._emit_block(count, None if message_ids is None else tuple(message_ids))
         return roots.view(np.int64), edges.view(np.int64)
 
     def _emit_block(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from acker_client import UNANCHORED, AckerClient, Anchor, MessageOutcome, OpenSource, Settings, Verdict, errors
@@ -129,6 +130,23 @@ def test_columns_may_lie_in_several_batches(client: AckerClient, monkeypatch: py
     client.ack_columns(roots[names[::2]], edges[names[::2]])
     expected = {name: Verdict.FAILED if name % 2 else Verdict.ACKED for name in names}
     assert verdicts(source) == expected
+
+
+def test_a_list_of_message_ids_may_be_used_again_before_the_outcomes_come(client: AckerClient) -> None:
+    source = client.open_source("orders")
+    names = ["a1", "a2", "a3"]
+    client.ack_columns(*source.emit_columns(3, names))
+    names[:] = ["b1", "b2", "b3"]
+    client.fail_columns(source.emit_columns(3, names)[0], "bad")
+    names.clear()
+    expected = dict.fromkeys(["a1", "a2", "a3"], Verdict.ACKED) | dict.fromkeys(["b1", "b2", "b3"], Verdict.FAILED)
+    assert verdicts(source) == expected
+
+
+def test_message_ids_are_taken_in_their_order_whatever_they_are_indexed_by(client: AckerClient) -> None:
+    source = client.open_source("orders")
+    client.ack_columns(*source.emit_columns(3, pd.Series(["a", "b", "c"], index=[7, 8, 9])))
+    assert verdicts(source) == dict.fromkeys("abc", Verdict.ACKED)
 
 
 @pytest.mark.parametrize(("count", "given"), [(-1, None), ("3", None), (True, None), (3, ["a"])])
