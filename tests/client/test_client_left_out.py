@@ -163,6 +163,40 @@ def test_a_failed_server_is_reported_once_and_not_polled_again(
     assert caplog.text.count("is out") == 1
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_idle_source_moves_to_the_servers_that_took_the_place_of_all_its_own(
+    make: Callable[..., AckerClient], time: SimulatedTime, at_once: bool
+) -> None:
+    servers = Servers(2, time)
+    client = make(servers)
+    source = client.open_source("orders")
+    for server in servers.servers:
+        server.start(with_state=False)
+        for _ in range(0 if at_once else 20):
+            source._fetch()
+    while time.clock() < 60.0:
+        source._fetch()
+        assert client.silent_for_s < 20.0
+    make(servers).join(source)
+    client.ack(*source.emit("later"))
+    assert next(source.outcomes()) == ("later", Verdict.ACKED, "")
+
+
+def test_the_silence_of_servers_that_are_gone_counts_from_their_last_answer(
+    make: Callable[..., AckerClient], time: SimulatedTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make(Servers(2, time))
+    client.open_source("orders", lease_s=20.0)
+    while time.clock() < 100.0:
+        client.watch(1.0)
+    cluster, heard_at = client._state().cluster, time.clock()
+    monkeypatch.setattr(cluster, "gone", lambda member, **_: "its server is gone")
+    monkeypatch.setattr(cluster, "_look", lambda patience: View(1, ()))
+    while time.clock() < heard_at + 40.0:
+        client.watch(1.0)
+    assert client.silent_for_s == pytest.approx(time.clock() - heard_at, abs=5.0)
+
+
 # -- left out
 
 

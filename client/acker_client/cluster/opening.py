@@ -5,6 +5,7 @@ Decides on which members a batch is placed, which are tried next, and how attemp
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -17,7 +18,7 @@ from acker_client.cluster.membership import Cluster
 from acker_client.cluster.open_batches import OpenBatches
 from acker_client.cluster.pinned_batch import PinnedBatch
 from acker_client.cluster.replicas import ask_members
-from acker_client.errors import Draining, Unavailable
+from acker_client.errors import AckerError, Draining, Unavailable
 from acker_client.pins import Pin
 from acker_protocol.messages import InitScope, OpenBatch
 from acker_protocol.placement import Member, Placement, View, place
@@ -53,6 +54,14 @@ class Opener:
             return self._open_on_members(placement.members, tried, self._renew_lease_on, budget_s)
 
         until_opened(attempt, patience)
+
+    def move_source(self) -> None:
+        """Place the source on other members, once all its members are gone and it has no batch. The next polls register
+        it there. Does not wait: while the view has no members, the source stays where it was."""
+        with contextlib.suppress(AckerError):
+            placement = self._place_batch(self._cluster.view(self._cluster.patience(0.0)), 0)
+            for member in placement.members:
+                self._conversations.with_member(member)
 
     def open_batch(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
         """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new."""

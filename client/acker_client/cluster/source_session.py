@@ -58,7 +58,9 @@ class SourceSession:
         self.emissions = EmissionStream(
             cluster, name, stream, published, self._batches, self._conversations, self._opener
         )
-        self._watching = ServerWatch(cluster, name, lease_s, self._batches, self._conversations, self.emissions)
+        self._watching = ServerWatch(
+            cluster, name, lease_s, self._batches, self._conversations, self.emissions, self._opener
+        )
 
     def open_on_servers(self, patience: Patience) -> None:
         """Open the source on some servers, where other processes learn of it."""
