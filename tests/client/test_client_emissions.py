@@ -427,6 +427,30 @@ def test_a_process_that_joined_goes_on_without_a_server_once_the_source_has_left
     assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.ACKED)
 
 
+def test_a_report_about_own_and_other_roots_goes_on_without_a_server_once_the_other_source_has_left_it_out(
+    servers: Servers,
+) -> None:
+    source, other = servers.client("source"), servers.client("other", budget_s=10.0)
+    other.join(source.open_source("clicks"))
+    other.open_source("orders", message_timeout_s=None)
+    anchors, own = emitted(source), emitted(other)
+    servers[1].stop()
+    flushed = list[bool]()
+
+    def flush() -> None:
+        ack(other, anchors + own)
+        flushed.append(True)
+
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    found = Counter[tuple[int, Verdict]]()
+    while flushing.is_alive():
+        found += heard(source, 0)
+    assert flushed
+    assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.ACKED)
+    assert heard(other, ROOTS) == all_of(own, Verdict.ACKED)
+
+
 def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_without_it(servers: Servers) -> None:
     source, worker = servers.client("source"), servers.client("worker")
     worker.join(source.open_source("clicks", message_timeout_s=None))

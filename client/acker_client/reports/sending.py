@@ -63,15 +63,17 @@ class Sending:
         return all(self._state.is_out(pin, member.id) for pin in self._replication.pins_of(member))
 
     def _excuse(self, member: Member) -> str | None:
-        """Return why joined sources allow leaving ``member`` out, "" while they do not, None if they are not concerned.
-        Also renews this client's leases, and asks for news of those sources."""
+        """Return why all sources allow leaving ``member`` out, "" while a joined source does not, None if only this
+        client's own one does not. Also renews this client's leases, and asks for news of joined sources."""
         if self._state.source_or_none is not None:
             self._state.source_or_none.keep_leases()
-        joined = {pin.session for pin in self._replication.pins_of(member)} & self._state.others.joined.keys()
-        if joined:
-            self._state.others.learn(joined)
-            return "its source has left it out" if self._is_out(member) else ""
-        return None
+        joined = [pin for pin in self._replication.pins_of(member) if pin.session in self._state.others.joined]
+        if not joined:
+            return None
+        self._state.others.learn({pin.session for pin in joined})
+        if not all(self._state.is_out(pin, member.id) for pin in joined):
+            return ""
+        return "its source has left it out" if self._is_out(member) else None
 
     def _report_to_member(self, member: Member, patience: Patience) -> None:
         state, inits = self._state, self._replication.inits
