@@ -768,6 +768,27 @@ def test_an_update_of_an_unknown_root_delays_no_other_and_stays_in_the_buffer(se
     assert worker._state().buffered() == 1
 
 
+@pytest.mark.parametrize("refusal", [errors.Rejected("no role"), ValueError("pins of another version")])
+def test_an_update_of_an_unknown_root_delays_no_other_where_a_server_refuses_to_say_what_it_knows(
+    registered: Listed, refusal: Exception
+) -> None:
+    source = registered.client()
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+
+    def refuse(address: str, call: str) -> None:
+        if (address, call) == ("s1:1", "pins"):
+            raise refusal
+
+    registered.on_call = refuse
+    source.ack(ids.root_id(1 << 61, 7), 5)
+    for some in (anchors[:20], anchors[20:]):
+        with pytest.raises(errors.Rejected, match=str(refusal)):
+            ack(source, some)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+    assert source._state().buffered() == 1
+
+
 def test_a_server_that_is_out_of_one_batch_of_a_report_does_not_answer_for_another_one_there(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks", message_timeout_s=None)
