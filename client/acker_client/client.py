@@ -364,11 +364,9 @@ class AckerClient:
         return OpenSource(drawn, self, name, on_ack, on_fail)
 
     @property
-    def _session(self) -> int | None:
+    def _source(self) -> SourceSession | None:
         state = self._states.get(os.getpid())
-        if state is None or state.is_closed or state.source_or_none is None:
-            return None
-        return state.source_or_none.session
+        return None if state is None or state.is_closed else state.source_or_none
 
     def join(self, session: int) -> None:
         """Make this client know the source of another process. ``session``: the number that ``open_source`` returned

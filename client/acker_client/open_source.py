@@ -64,8 +64,8 @@ class Emitting(Protocol):
     def close_source(self) -> None: ...
 
     @property
-    def _session(self) -> int | None:
-        """The session of the source that is open in this process; None if there is none."""
+    def _source(self) -> object:
+        """The source that is open in this process; None if there is none."""
         ...
 
     def _emit(self, note: Callable[[int], object]) -> Anchor:
@@ -87,6 +87,8 @@ class OpenSource(int):
     """
 
     _client: Emitting
+    # The client's source at this handle's opening. A later one may have the same session.
+    _opened: object
 
     def __new__(
         cls,
@@ -97,7 +99,7 @@ class OpenSource(int):
         on_fail: OnFail | None = None,
     ) -> Self:
         source = super().__new__(cls, session)
-        source._client = client
+        source._client, source._opened = client, client._source
         source.name = name
         source._on_ack, source._on_fail = on_ack, on_fail
         source._ids = MessageIds()
@@ -236,7 +238,7 @@ class OpenSource(int):
 
     @property
     def _is_open(self) -> bool:
-        return not self._is_over and self._client._session == int(self)
+        return not self._is_over and self._client._source is self._opened
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

@@ -295,6 +295,17 @@ def test_the_next_source_of_the_client_is_not_taken_for_the_first(client: AckerC
     assert verdicts(second) == {"y": Verdict.ACKED}
 
 
+def test_the_next_source_of_the_client_is_not_taken_for_the_first_where_it_has_its_session(client: AckerClient) -> None:
+    first = client.open_source("orders", session=5)
+    first.emit("x")
+    client.close_source()
+    second = client.open_source("orders", session=5)
+    assert [(outcome.message_id, outcome.verdict) for outcome in first.outcomes()] == [("x", Verdict.LOST)]
+    first.close()
+    client.ack(*second.emit("y"))
+    assert verdicts(second) == {"y": Verdict.ACKED}
+
+
 def test_the_outcomes_are_read_with_async_for_too(client: AckerClient) -> None:
     source = client.open_source("orders")
     for number in range(3):
