@@ -427,6 +427,16 @@ def test_a_process_that_joined_goes_on_without_a_server_once_the_source_has_left
     assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.ACKED)
 
 
+def test_a_client_that_opens_its_closed_source_again_goes_on_without_a_server_that_died(servers: Servers) -> None:
+    client = servers.client(budget_s=10.0)
+    client.open_source("clicks", session=77).close()
+    client.open_source("clicks", session=77, message_timeout_s=None)
+    anchors = emitted(client)
+    servers[1].stop()
+    ack(client, anchors)
+    assert heard(client, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
 def test_a_report_about_own_and_other_roots_goes_on_without_a_server_once_the_other_source_has_left_it_out(
     servers: Servers,
 ) -> None:

@@ -220,6 +220,17 @@ def test_reports_before_any_server_has_answered_are_dropped_and_counted(
     assert server.shard.stats.sections_applied == 0
 
 
+def test_a_client_that_has_closed_its_source_goes_on_unreported_too(
+    make: Callable[..., AckerClient], server: LocalServer
+) -> None:
+    client = make(on_unreachable="continue", budget_s=1.0)
+    client.open_source("orders").close()
+    server.stop()
+    client.ack(ROOT, 5)
+    client.flush()
+    assert client.totals.unreported == 1
+
+
 @pytest.mark.parametrize("has_greeted", [True, False])
 def test_a_fail_without_an_edge_is_not_dropped_as_others_may_ack_all_edges_of_its_root(
     make: Callable[..., AckerClient], server: LocalServer, has_greeted: bool

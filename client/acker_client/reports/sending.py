@@ -68,9 +68,8 @@ class Sending:
         if self._state.source_or_none is not None:
             self._state.source_or_none.keep_leases()
         joined = [pin for pin in self._replication.pins_of(member) if pin.session in self._state.others.joined]
-        if not joined:
-            return None
-        self._state.others.learn({pin.session for pin in joined})
+        if joined:
+            self._state.others.learn({pin.session for pin in joined})
         if not all(self._state.is_out(pin, member.id) for pin in joined):
             return ""
         return "its source has left it out" if self._is_out(member) else None

@@ -137,7 +137,7 @@ class ClientState:
             source, self.source_or_none = self.source_or_none, None
             self.accumulator.drop_inits()
         if source is not None:
-            self.others.joined[source.session] = source.end_source()
+            self.others.closed.append(source.end_source())
 
     # -- the sources of other processes
 
