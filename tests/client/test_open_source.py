@@ -17,7 +17,7 @@ import pytest
 from acker_client import UNANCHORED, AckerClient, Anchor, MessageOutcome, OpenSource, Settings, Verdict, errors
 from acker_client import open_source as module
 from acker_client.cluster import stream as stream_module
-from acker_testing import LocalServer, SimulatedTime, new_shard
+from acker_testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 
 LONG = range(-(1 << 63), 1 << 63)
 
@@ -274,6 +274,21 @@ def test_an_emission_that_waits_while_its_source_is_closed_raises(
         time.sleep(5)
         client.watch()
     assert server.shard.stats.open_batches == 0
+
+
+def test_a_flush_does_not_wait_for_a_source_that_is_closed_meanwhile(server: LocalServer, time: SimulatedTime) -> None:
+    class Closing(LocalTransport):
+        def apply(self, message: Any, timeout_s: float) -> Any:
+            source.close()
+            return super().apply(message, timeout_s)
+
+    settings = Settings(("local:1",), budget_s=60.0)
+    client = AckerClient(settings, connect=lambda address: Closing(server, address), clock=time.clock, sleep=time.sleep)
+    source = client.open_source("orders")
+    source.emit("x")
+    client.flush()
+    assert time.clock() < 1010.0
+    assert [outcome.verdict for outcome in source.outcomes()] == [Verdict.LOST]
 
 
 @pytest.mark.parametrize("ends", ["close_source", "close"])

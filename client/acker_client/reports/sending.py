@@ -10,7 +10,7 @@ from __future__ import annotations
 from acker_client.backoff import Patience
 from acker_client.cluster.pinned_batch import LOST_BATCH, WENT_WITHOUT
 from acker_client.cluster.replicas import ask_members
-from acker_client.errors import Draining, UnknownBatch
+from acker_client.errors import Closed, Draining, UnknownBatch
 from acker_client.reports.replication import Replication
 from acker_client.reports.state import ClientState
 from acker_client.rpc.retrying import deliver
@@ -78,11 +78,19 @@ class Sending:
         state, inits = self._state, self._replication.inits
 
         def renew_lease(patience: Patience) -> None:
-            if state.source_or_none is not None:
-                state.source_or_none.renew_lease(member, patience)
+            source = state.source_or_none
+            if inits is not None and (source is None or source.session != inits.session):
+                raise Closed("the source of these inits was closed meanwhile")
+            if source is not None:
+                source.renew_lease(member, patience)
 
         try:
             deliver(state.cluster.calls_to(member), self._replication.deliveries[member], patience, renew_lease)
+        except Closed as error:
+            if state.is_closed:
+                raise
+            # The roots are over, so no server has to hear of them.
+            self._replication.drop_member(member, str(error))
         except (UnknownBatch, Draining):
             source = state.source_or_none
             if source is None or inits is None or not source.is_unsettled(inits.batch):
