@@ -292,6 +292,18 @@ def test_a_number_that_is_open_is_refused_with_other_parameters_and_stays_open(c
     assert (watched.settled, watched.outcomes.verdicts.tolist()) == ((2,), [Verdict.ACKED])
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_batch_of_nothing_hides_no_outcome_of_another_batch(client: AckerClient, place: int) -> None:
+    client.open_batch(2, 1 << 41, 3, held=False)
+    client.open_batch(3, (1 << 41) + place, 0)
+    roots = [ids.root_id(1 << 41, index) for index in range(3)]
+    for root in roots:
+        client.init(root, 5, batch=2)
+        client.ack(root, 5)
+    client.flush()
+    assert outcomes(client) == dict.fromkeys(roots, (Verdict.ACKED, ""))
+
+
 def test_an_unanswered_status_keeps_the_report_and_names_itself(
     make: Callable[..., AckerClient], server: LocalServer
 ) -> None:
