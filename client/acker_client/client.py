@@ -412,7 +412,8 @@ class AckerClient:
         ``held``: no root of the batch is reported ACKED before the batch is settled. For backpressure, waits while a
         server is overloaded, up to ``budget_s`` (None: ``Settings.budget_s``), and then raises ``Overloaded``. The
         timeouts mean the same as in ``open_source``; None turns them off. They do not apply to held roots that are
-        done. Raises ValueError if another batch has this number and is not over.
+        done. Raises ValueError if another batch has this number and is not over. After another error some servers may
+        keep the room: call it again with the same parameters, or ``forget_batch`` and open a batch of another number.
         """
         state = self._state()
         check_number("number", number, least=1)
@@ -438,7 +439,8 @@ class AckerClient:
         self._state().source().leave_out_servers(number, frozenset(servers))
 
     def forget_batch(self, number: int) -> None:
-        """Stop returning outcomes of a batch, whatever happens to it on the servers."""
+        """Stop returning outcomes of a batch, whatever happens to it on the servers. If ``open_batch`` has raised, the
+        room that it may have reserved becomes free."""
         self._state().source().abandon_batch(number)
 
     def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:

@@ -32,7 +32,7 @@ from acker_protocol.messages import (
 )
 from acker_protocol.placement import Member, View, place
 from acker_protocol.reports import digest, fold, fold_updates, section_starts
-from acker_testing import LocalServer, LocalTransport, SimulatedTime
+from acker_testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 
 FIRST = 1 << 40
 
@@ -161,6 +161,23 @@ def test_a_failed_server_is_reported_once_and_not_polled_again(
         client.watch(0.5)
     assert servers.watches[1] == polled
     assert caplog.text.count("is out") == 1
+
+
+def test_a_batch_that_could_not_be_opened_on_all_servers_keeps_no_room_once_it_is_forgotten(
+    make: Callable[..., AckerClient], time: SimulatedTime
+) -> None:
+    servers = Servers(2, time)
+    servers.servers[1] = LocalServer(new_shard(max_pending=100), id=1, clock=time.clock, sleep=time.sleep)
+    client = make(servers, budget_s=3.0)
+    client.open_source("orders")
+    with pytest.raises(errors.Rejected, match="never fit"):
+        client.open_batch(1, FIRST, 1000)
+    assert servers.servers[0].shard.stats.open_batches == 1
+    client.forget_batch(1)
+    for _ in range(4):
+        client.watch(0.1)
+    assert servers.servers[0].shard.stats.open_batches == 0
+    assert len(client.open_batch(2, 2 * FIRST, 50).placement.members) == 2
 
 
 @pytest.mark.parametrize("at_once", [True, False])

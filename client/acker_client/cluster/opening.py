@@ -87,13 +87,13 @@ class Opener:
             raise
         batch = batches[-1]
         with self._batches.lock:
-            del self._asked[request.number]
+            self._asked.pop(request.number, None)
             here = set(map(self._cluster.address_of, batch.members))
             elsewhere = [member for member in asked if self._cluster.address_of(member) not in here]
             self._conversations.end_batch_on(elsewhere, request.number, None)
         return batch
 
-    def end_unopened(self, number: int, undrawn: InitScope) -> None:
+    def end_unopened(self, number: int, undrawn: InitScope | None) -> None:
         """End a batch that could not be opened, on the members where it may be open. Caller holds the source's lock."""
         self._conversations.end_batch_on(self._asked.pop(number, ()), number, undrawn)
 
