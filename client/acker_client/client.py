@@ -345,7 +345,8 @@ class AckerClient:
         A server drops the roots of a source that was not watched for ``lease_s``, or for the server's own
         ``--max-lease-s`` if that is shorter. An emission is TIMED_OUT ``message_timeout_s`` after its init, or after
         ``progress_timeout_s`` without an update; None turns a timeout off. The batches of ``open_batch`` have timeouts
-        of their own. A client either emits or opens batches, since both number the source's batches.
+        of their own. A client either emits or opens batches, since both number the source's batches. While the servers
+        have no room for another source, this call waits within ``Settings.budget_s``, and then raises ``Overloaded``.
         """
         state = self._state()
         if state.source_or_none is not None:

@@ -278,6 +278,19 @@ def test_a_server_that_stays_full_is_overloaded(time: SimulatedTime) -> None:
     client.open_batch(2, 1 << 41, 8)
 
 
+@pytest.mark.parametrize("lease_s", [2.0, 600.0])
+def test_opening_a_source_waits_for_room_within_its_budget(time: SimulatedTime, lease_s: float) -> None:
+    server = LocalServer(new_shard(max_sources=1), clock=time.clock, sleep=time.sleep)
+    first, second = (
+        AckerClient(Settings(("local:1",), budget_s=10.0), connect=server.connect, clock=time.clock, sleep=time.sleep)
+        for _ in range(2)
+    )
+    first.open_source("orders", lease_s=lease_s)
+    with contextlib.nullcontext() if lease_s < 10 else pytest.raises(errors.Overloaded, match="sources"):
+        second.open_source("returns")
+    assert time.clock() <= 10.0
+
+
 def test_a_number_that_is_open_is_refused_with_other_parameters_and_stays_open(client: AckerClient) -> None:
     pin = client.open_batch(2, 1 << 40, 1)
     root = ids.root_id(1 << 40, 0)

@@ -18,12 +18,15 @@ from acker_client.cluster.membership import Cluster
 from acker_client.cluster.open_batches import OpenBatches
 from acker_client.cluster.pinned_batch import PinnedBatch
 from acker_client.cluster.replicas import ask_members
-from acker_client.errors import AckerError, Draining, Unavailable
+from acker_client.errors import AckerError, Draining, Overloaded, Unavailable
 from acker_client.pins import Pin
 from acker_protocol.messages import InitScope, OpenBatch
 from acker_protocol.placement import Member, Placement, View, place
 
 log = logging.getLogger("acker_client")
+
+# How long to wait before full servers are asked again for room for a source: their answer has no delay.
+_FULL_S = 0.2
 
 Batch = TypeVar("Batch", bound=PinnedBatch)
 OpenOn = Callable[[Member, Patience], None]
@@ -186,6 +189,11 @@ def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Mem
         try:
             out = attempt(silent, left_s / 2 if silent else left_s)
         except Draining:
+            continue
+        except Overloaded:
+            # No server has room for the source. A batch has waited for room already, for all of its time.
+            if not patience.wait(_FULL_S):
+                raise
             continue
         except Unavailable:
             if not silent:
