@@ -33,6 +33,7 @@ from acker_client.cluster.watched import WatchResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.open_source import OnAck, OnFail, OpenSource
 from acker_client.pins import Pin
+from acker_client.reports.accumulator import root_id
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_client.reports.state import ClientState
@@ -190,7 +191,9 @@ class AckerClient:
             state.accumulator.fail(root, reason, edge)
 
     def reset_timeout(self, root: int) -> None:
-        """Restart the timeout of ``root``."""
+        """Restart the timeout of ``root``. Does nothing for the root of ``UNANCHORED``."""
+        if not root:
+            return
         state = self._with_room()
         with state.lock:
             state.accumulator.reset_timeout(root)
@@ -204,7 +207,8 @@ class AckerClient:
             state.accumulator.init_columns(roots, vals, (source.session, batch))
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
-        """``ack`` for columns (uint64 or int64, [n]). ``vals``: edges, or edges XOR the edges of their children."""
+        """``ack`` for columns (uint64 or int64, [n]). ``vals``: edges, or edges XOR the edges of their children. Raises
+        ValueError for the root of ``UNANCHORED``: leave such rows out."""
         state = self._with_room()
         with state.lock:
             state.accumulator.ack_columns(roots, vals)
@@ -212,7 +216,8 @@ class AckerClient:
     def fail_columns(
         self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
     ) -> None:
-        """``fail`` for columns. One reason for all, or one a row. ``vals``: the edges of the records that failed."""
+        """``fail`` for columns. One reason for all, or one a row. ``vals``: the edges of the records that failed.
+        Raises ValueError as ``ack_columns`` does."""
         state = self._with_room()
         with state.lock:
             state.accumulator.fail_columns(roots, reasons, vals)
@@ -375,12 +380,13 @@ class AckerClient:
 
         Raises :class:`UnknownSource` if no server knows the session.
         """
+        check_number("session", session, least=1)
         self._state().join(session)
 
     def has_emitted(self, root: int) -> bool:
         """Whether some source, here or in another process, has emitted ``root``. False for a root of a held batch, and
         if no server answers within the budget."""
-        state, roots = self._state(), np.array([root], np.uint64)
+        state, roots = self._state(), np.array([root_id(root)], np.uint64)
         source = state.source_or_none
         if source is not None and issued(roots, (source.emissions.numbers,)).all():
             # The servers' answer would make this client take its own source for one of another process.

@@ -407,6 +407,8 @@ def test_an_init_of_a_batch_that_is_not_open_is_refused_at_once_and_so_is_a_root
         client.init_columns([ROOT], [5], batch=7)
     with pytest.raises(ValueError, match=r"root=7: it is none of the 1048576 roots of batch 1.*emit\(\) chooses one"):
         client.init(7, 5, batch=1)
+    with pytest.raises(ValueError, match=r"root=7: it is none of the 1048576 roots"):
+        client.init(np.int64(7), 5, batch=1)  # type: ignore[arg-type]
     client.ack(OTHER, 5)
     client.flush()
     assert client.totals.applied == 1
@@ -529,6 +531,8 @@ def test_one_client_has_one_source(client: AckerClient) -> None:
     [
         ({"name": 5}, "name=5: give the source a name"),
         ({"name": " "}, "name=' ': give"),
+        ({"name": "x" * 257}, "name='x+': give up to 256 characters"),
+        ({"name": "orders \udcff"}, "name=.*no lone surrogate"),
         ({"session": 0}, "session=0: give a whole number from 1"),
         ({"session": -1}, "session=-1: give"),
         ({"session": "x"}, "session='x': give"),
@@ -560,6 +564,10 @@ def test_a_source_that_cannot_be_opened_is_refused_by_the_name_of_the_option(
         (lambda client: client.settle("a", Settlement.DONE), "number='a'"),
         (lambda client: client.settle(1, "done"), "'done' is not a valid Settlement"),
         (lambda client: client.watch(max_outcomes=-1), "max_outcomes=-1"),
+        (lambda client: client.join("x"), "session='x'"),
+        (lambda client: client.join(0), "session=0: give a whole number from 1"),
+        (lambda client: client.join(1 << 64), "session=18446744073709551616"),
+        (lambda client: client.has_emitted(0), "0 is no root id"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_name(

@@ -90,6 +90,7 @@ def test_ids_fit_into_sparks_long_and_are_taken_signed_and_unsigned(client: Acke
     anchors = {number: source.emit(number) for number in range(64)}
     assert all(anchor.root_id in LONG and anchor.edge in LONG for anchor in anchors.values())
     assert any(anchor.root_id < 0 for anchor in anchors.values())
+    assert all(client.has_emitted(anchor.root_id) for anchor in anchors.values())
     for number, (root, edge) in anchors.items():
         client.ack(*((root, edge) if number % 2 else (root % (1 << 64), edge % (1 << 64))))
     assert verdicts(source) == dict.fromkeys(range(64), Verdict.ACKED)
@@ -102,10 +103,14 @@ def test_an_emission_without_a_message_id_is_not_tracked(client: AckerClient, se
     client.ack(*anchor)
     client.fail(anchor.root_id, edge=anchor.edge)
     client.fail(0)
+    client.reset_timeout(anchor.root_id)
     client.flush()
     assert source.pending == server.shard.stats.pending == server.shard.stats.orphans == 0
     with pytest.raises(ValueError, match="0 is no root id"):
         client.ack(0, 5)
+    for call in (client.ack_columns, lambda roots, vals: client.fail_columns(roots, "bad", vals)):
+        with pytest.raises(ValueError, match="0 is no root id"):
+            call([0], [0])
 
 
 @pytest.mark.parametrize("count", [0, 1, 1024, 3000])
