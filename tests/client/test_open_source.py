@@ -355,6 +355,24 @@ def test_a_server_that_never_answers_again_ends_the_source_with_an_answer_for_ev
     assert list(outcomes) == []
 
 
+def test_a_source_that_gives_up_raises_in_no_thread_before_its_outcomes_are_there(
+    client: AckerClient, server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = client.open_source("orders")
+    source.emit("a")
+    take_all, before = source._ids.take_all, list[Exception | None]()
+
+    def taken() -> Any:
+        before.append(source._error)
+        return take_all()
+
+    monkeypatch.setattr(source._ids, "take_all", taken)
+    server.stop()
+    with pytest.raises(errors.Unavailable):
+        list(source.outcomes())
+    assert before[0] is None
+
+
 def test_a_server_that_comes_back_without_its_state_ends_messages_as_lost(
     client: AckerClient, server: LocalServer
 ) -> None:
