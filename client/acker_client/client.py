@@ -33,6 +33,7 @@ from acker_client.cluster.watched import WatchResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.open_source import OnAck, OnFail, OpenSource
 from acker_client.pins import Pin
+from acker_client.reports.accumulator import root_id
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_client.reports.state import ClientState
@@ -190,7 +191,9 @@ class AckerClient:
             state.accumulator.fail(root, reason, edge)
 
     def reset_timeout(self, root: int) -> None:
-        """Restart the timeout of ``root``."""
+        """Restart the timeout of ``root``. Does nothing for the root of ``UNANCHORED``."""
+        if not root:
+            return
         state = self._with_room()
         with state.lock:
             state.accumulator.reset_timeout(root)
@@ -204,7 +207,8 @@ class AckerClient:
             state.accumulator.init_columns(roots, vals, (source.session, batch))
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
-        """``ack`` for columns (uint64 or int64, [n]). ``vals``: edges, or edges XOR the edges of their children."""
+        """``ack`` for columns (uint64 or int64, [n]). ``vals``: edges, or edges XOR the edges of their children. Raises
+        ValueError for the root of ``UNANCHORED``: leave such rows out."""
         state = self._with_room()
         with state.lock:
             state.accumulator.ack_columns(roots, vals)
@@ -212,7 +216,8 @@ class AckerClient:
     def fail_columns(
         self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
     ) -> None:
-        """``fail`` for columns. One reason for all, or one a row. ``vals``: the edges of the records that failed."""
+        """``fail`` for columns. One reason for all, or one a row. ``vals``: the edges of the records that failed.
+        Raises ValueError as ``ack_columns`` does."""
         state = self._with_room()
         with state.lock:
             state.accumulator.fail_columns(roots, reasons, vals)
@@ -345,7 +350,8 @@ class AckerClient:
         A server drops the roots of a source that was not watched for ``lease_s``, or for the server's own
         ``--max-lease-s`` if that is shorter. An emission is TIMED_OUT ``message_timeout_s`` after its init, or after
         ``progress_timeout_s`` without an update; None turns a timeout off. The batches of ``open_batch`` have timeouts
-        of their own. A client either emits or opens batches, since both number the source's batches.
+        of their own. A client either emits or opens batches, since both number the source's batches. While the servers
+        have no room for another source, this call waits within ``Settings.budget_s``, and then raises ``Overloaded``.
         """
         state = self._state()
         if state.source_or_none is not None:
@@ -364,11 +370,9 @@ class AckerClient:
         return OpenSource(drawn, self, name, on_ack, on_fail)
 
     @property
-    def _session(self) -> int | None:
+    def _source(self) -> SourceSession | None:
         state = self._states.get(os.getpid())
-        if state is None or state.is_closed or state.source_or_none is None:
-            return None
-        return state.source_or_none.session
+        return None if state is None or state.is_closed else state.source_or_none
 
     def join(self, session: int) -> None:
         """Make this client know the source of another process. ``session``: the number that ``open_source`` returned
@@ -376,12 +380,13 @@ class AckerClient:
 
         Raises :class:`UnknownSource` if no server knows the session.
         """
+        check_number("session", session, least=1)
         self._state().join(session)
 
     def has_emitted(self, root: int) -> bool:
         """Whether some source, here or in another process, has emitted ``root``. False for a root of a held batch, and
         if no server answers within the budget."""
-        state, roots = self._state(), np.array([root], np.uint64)
+        state, roots = self._state(), np.array([root_id(root)], np.uint64)
         source = state.source_or_none
         if source is not None and issued(roots, (source.emissions.numbers,)).all():
             # The servers' answer would make this client take its own source for one of another process.
@@ -414,7 +419,8 @@ class AckerClient:
         ``held``: no root of the batch is reported ACKED before the batch is settled. For backpressure, waits while a
         server is overloaded, up to ``budget_s`` (None: ``Settings.budget_s``), and then raises ``Overloaded``. The
         timeouts mean the same as in ``open_source``; None turns them off. They do not apply to held roots that are
-        done. Raises ValueError if another batch has this number and is not over.
+        done. Raises ValueError if another batch has this number and is not over. After another error some servers may
+        keep the room: call it again with the same parameters, or ``forget_batch`` and open a batch of another number.
         """
         state = self._state()
         check_number("number", number, least=1)
@@ -440,7 +446,8 @@ class AckerClient:
         self._state().source().leave_out_servers(number, frozenset(servers))
 
     def forget_batch(self, number: int) -> None:
-        """Stop returning outcomes of a batch, whatever happens to it on the servers."""
+        """Stop returning outcomes of a batch, whatever happens to it on the servers. If ``open_batch`` has raised, the
+        room that it may have reserved becomes free."""
         self._state().source().abandon_batch(number)
 
     def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:

@@ -64,8 +64,8 @@ class Emitting(Protocol):
     def close_source(self) -> None: ...
 
     @property
-    def _session(self) -> int | None:
-        """The session of the source that is open in this process; None if there is none."""
+    def _source(self) -> object:
+        """The source that is open in this process; None if there is none."""
         ...
 
     def _emit(self, note: Callable[[int], object]) -> Anchor:
@@ -87,6 +87,8 @@ class OpenSource(int):
     """
 
     _client: Emitting
+    # The client's source at this handle's opening. A later one may have the same session.
+    _opened: object
 
     def __new__(
         cls,
@@ -97,14 +99,14 @@ class OpenSource(int):
         on_fail: OnFail | None = None,
     ) -> Self:
         source = super().__new__(cls, session)
-        source._client = client
+        source._client, source._opened = client, client._source
         source.name = name
         source._on_ack, source._on_fail = on_ack, on_fail
         source._ids = MessageIds()
         source._queue = deque()
         source._error = None
         source._is_over = False
-        # Guards the message ids. Never held over a call.
+        # Guards the message ids, the outcomes that no iteration has returned, and the end. Never held over a call.
         source._lock = threading.Lock()
         # Held by the thread that watches, as only one may.
         source._reading = threading.Lock()
@@ -148,7 +150,8 @@ class OpenSource(int):
             raise ValueError(f"count={count!r}: give the number of records, 0 or more")
         if message_ids is not None and len(message_ids) != count:
             raise ValueError(f"message_ids: {len(message_ids)} for {count} records; give one for each")
-        roots, edges = self._emit_block(count, message_ids)
+        # Copied, as the caller may use the list again before the outcomes come.
+        roots, edges = self._emit_block(count, None if message_ids is None else tuple(message_ids))
         return roots.view(np.int64), edges.view(np.int64)
 
     def _emit_block(
@@ -235,7 +238,7 @@ class OpenSource(int):
 
     @property
     def _is_open(self) -> bool:
-        return not self._is_over and self._client._session == int(self)
+        return not self._is_over and self._client._source is self._opened
 
     def _refuse_closed(self) -> None:
         if not self._is_open:
@@ -270,13 +273,13 @@ class OpenSource(int):
 
     def _take(self) -> MessageOutcome | None:
         """Return the next outcome that has arrived, or None. Calls the callbacks."""
-        try:
-            outcome = self._queue.popleft()
-        except IndexError:
-            if self._error is not None:
+        with self._lock:
+            if not self._queue:
                 error, self._error = self._error, None
-                raise error from None
-            return None
+                if error is not None:
+                    raise error
+                return None
+            outcome = self._queue.popleft()
         if outcome.verdict == Verdict.ACKED:
             if self._on_ack is not None:
                 self._on_ack(outcome.message_id)
@@ -287,7 +290,8 @@ class OpenSource(int):
     @property
     def _is_read(self) -> bool:
         """Whether the source is closed and every outcome was returned."""
-        return self._is_over and not self._queue and self._error is None
+        with self._lock:
+            return self._is_over and not self._queue and self._error is None
 
     def _fetch(self) -> None:
         """Send what was emitted, and wait a moment for outcomes."""
@@ -326,13 +330,14 @@ class OpenSource(int):
     def _give_up(self, silent_s: float) -> None:
         why = f"no server has answered for {silent_s:.0f} s"
         self._client.close_source()
-        self._error = Unavailable(f"source {self.name!r} was closed: {why}; open it again when the servers are there")
-        self._end(why)
+        self._end(why, Unavailable(f"source {self.name!r} was closed: {why}; open it again when the servers are there"))
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, error: AckerError | None = None) -> None:
         with self._lock:
             ids, ended = self._ids.take_all()
             self._queue.extend(MessageOutcome(message_id, Verdict.LOST, why) for message_id in ids)
+            # Set together with the outcomes, as another thread that reads would raise it before them.
+            self._error = error or self._error
             self._is_over = True
         for call in ended:
             call()

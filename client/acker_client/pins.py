@@ -154,10 +154,12 @@ def _of_pins(pins: Sequence[Pin], root_ids: Column) -> list[Mask | None]:
 
 def parted(pins: Sequence[Pin], root_ids: Column) -> npt.NDArray[np.int64]:
     """Return for each of ``root_ids: uint64[n]`` the index of its pin, or -1. Pins must not overlap."""
-    if not pins:
-        return np.full(len(root_ids), -1, np.int64)
     firsts, counts = (np.array([getattr(pin, name) for pin in pins], np.uint64) for name in ("first", "up_to"))
-    order = np.argsort(firsts)
+    # A batch of nothing would hide the batch around it.
+    order = np.flatnonzero(counts)
+    if not len(order):
+        return np.full(len(root_ids), -1, np.int64)
+    order = order[np.argsort(firsts[order])]
     numbers = unmix64_column(root_ids)
     at = np.searchsorted(firsts[order], numbers, side="right") - 1
     pin = order[at]

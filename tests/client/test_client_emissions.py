@@ -427,6 +427,40 @@ def test_a_process_that_joined_goes_on_without_a_server_once_the_source_has_left
     assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.ACKED)
 
 
+def test_a_client_that_opens_its_closed_source_again_goes_on_without_a_server_that_died(servers: Servers) -> None:
+    client = servers.client(budget_s=10.0)
+    client.open_source("clicks", session=77).close()
+    client.open_source("clicks", session=77, message_timeout_s=None)
+    anchors = emitted(client)
+    servers[1].stop()
+    ack(client, anchors)
+    assert heard(client, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_report_about_own_and_other_roots_goes_on_without_a_server_once_the_other_source_has_left_it_out(
+    servers: Servers,
+) -> None:
+    source, other = servers.client("source"), servers.client("other", budget_s=10.0)
+    other.join(source.open_source("clicks"))
+    other.open_source("orders", message_timeout_s=None)
+    anchors, own = emitted(source), emitted(other)
+    servers[1].stop()
+    flushed = list[bool]()
+
+    def flush() -> None:
+        ack(other, anchors + own)
+        flushed.append(True)
+
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    found = Counter[tuple[int, Verdict]]()
+    while flushing.is_alive():
+        found += heard(source, 0)
+    assert flushed
+    assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.ACKED)
+    assert heard(other, ROOTS) == all_of(own, Verdict.ACKED)
+
+
 def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_without_it(servers: Servers) -> None:
     source, worker = servers.client("source"), servers.client("worker")
     worker.join(source.open_source("clicks", message_timeout_s=None))
@@ -742,6 +776,27 @@ def test_an_update_of_an_unknown_root_delays_no_other_and_stays_in_the_buffer(se
             ack(worker, some)
     assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
     assert worker._state().buffered() == 1
+
+
+@pytest.mark.parametrize("refusal", [errors.Rejected("no role"), ValueError("pins of another version")])
+def test_an_update_of_an_unknown_root_delays_no_other_where_a_server_refuses_to_say_what_it_knows(
+    registered: Listed, refusal: Exception
+) -> None:
+    source = registered.client()
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+
+    def refuse(address: str, call: str) -> None:
+        if (address, call) == ("s1:1", "pins"):
+            raise refusal
+
+    registered.on_call = refuse
+    source.ack(ids.root_id(1 << 61, 7), 5)
+    for some in (anchors[:20], anchors[20:]):
+        with pytest.raises(errors.Rejected, match=str(refusal)):
+            ack(source, some)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+    assert source._state().buffered() == 1
 
 
 def test_a_server_that_is_out_of_one_batch_of_a_report_does_not_answer_for_another_one_there(servers: Servers) -> None:

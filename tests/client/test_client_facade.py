@@ -220,6 +220,17 @@ def test_reports_before_any_server_has_answered_are_dropped_and_counted(
     assert server.shard.stats.sections_applied == 0
 
 
+def test_a_client_that_has_closed_its_source_goes_on_unreported_too(
+    make: Callable[..., AckerClient], server: LocalServer
+) -> None:
+    client = make(on_unreachable="continue", budget_s=1.0)
+    client.open_source("orders").close()
+    server.stop()
+    client.ack(ROOT, 5)
+    client.flush()
+    assert client.totals.unreported == 1
+
+
 @pytest.mark.parametrize("has_greeted", [True, False])
 def test_a_fail_without_an_edge_is_not_dropped_as_others_may_ack_all_edges_of_its_root(
     make: Callable[..., AckerClient], server: LocalServer, has_greeted: bool
@@ -267,6 +278,19 @@ def test_a_server_that_stays_full_is_overloaded(time: SimulatedTime) -> None:
     client.open_batch(2, 1 << 41, 8)
 
 
+@pytest.mark.parametrize("lease_s", [2.0, 600.0])
+def test_opening_a_source_waits_for_room_within_its_budget(time: SimulatedTime, lease_s: float) -> None:
+    server = LocalServer(new_shard(max_sources=1), clock=time.clock, sleep=time.sleep)
+    first, second = (
+        AckerClient(Settings(("local:1",), budget_s=10.0), connect=server.connect, clock=time.clock, sleep=time.sleep)
+        for _ in range(2)
+    )
+    first.open_source("orders", lease_s=lease_s)
+    with contextlib.nullcontext() if lease_s < 10 else pytest.raises(errors.Overloaded, match="sources"):
+        second.open_source("returns")
+    assert time.clock() <= 10.0
+
+
 def test_a_number_that_is_open_is_refused_with_other_parameters_and_stays_open(client: AckerClient) -> None:
     pin = client.open_batch(2, 1 << 40, 1)
     root = ids.root_id(1 << 40, 0)
@@ -279,6 +303,18 @@ def test_a_number_that_is_open_is_refused_with_other_parameters_and_stays_open(c
     client.settle(2, Settlement.DONE)
     watched = client.watch()
     assert (watched.settled, watched.outcomes.verdicts.tolist()) == ((2,), [Verdict.ACKED])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_batch_of_nothing_hides_no_outcome_of_another_batch(client: AckerClient, place: int) -> None:
+    client.open_batch(2, 1 << 41, 3, held=False)
+    client.open_batch(3, (1 << 41) + place, 0)
+    roots = [ids.root_id(1 << 41, index) for index in range(3)]
+    for root in roots:
+        client.init(root, 5, batch=2)
+        client.ack(root, 5)
+    client.flush()
+    assert outcomes(client) == dict.fromkeys(roots, (Verdict.ACKED, ""))
 
 
 def test_an_unanswered_status_keeps_the_report_and_names_itself(
@@ -371,6 +407,8 @@ def test_an_init_of_a_batch_that_is_not_open_is_refused_at_once_and_so_is_a_root
         client.init_columns([ROOT], [5], batch=7)
     with pytest.raises(ValueError, match=r"root=7: it is none of the 1048576 roots of batch 1.*emit\(\) chooses one"):
         client.init(7, 5, batch=1)
+    with pytest.raises(ValueError, match=r"root=7: it is none of the 1048576 roots"):
+        client.init(np.int64(7), 5, batch=1)  # type: ignore[arg-type]
     client.ack(OTHER, 5)
     client.flush()
     assert client.totals.applied == 1
@@ -493,6 +531,8 @@ def test_one_client_has_one_source(client: AckerClient) -> None:
     [
         ({"name": 5}, "name=5: give the source a name"),
         ({"name": " "}, "name=' ': give"),
+        ({"name": "x" * 257}, "name='x+': give up to 256 characters"),
+        ({"name": "orders \udcff"}, "name=.*no lone surrogate"),
         ({"session": 0}, "session=0: give a whole number from 1"),
         ({"session": -1}, "session=-1: give"),
         ({"session": "x"}, "session='x': give"),
@@ -524,6 +564,10 @@ def test_a_source_that_cannot_be_opened_is_refused_by_the_name_of_the_option(
         (lambda client: client.settle("a", Settlement.DONE), "number='a'"),
         (lambda client: client.settle(1, "done"), "'done' is not a valid Settlement"),
         (lambda client: client.watch(max_outcomes=-1), "max_outcomes=-1"),
+        (lambda client: client.join("x"), "session='x'"),
+        (lambda client: client.join(0), "session=0: give a whole number from 1"),
+        (lambda client: client.join(1 << 64), "session=18446744073709551616"),
+        (lambda client: client.has_emitted(0), "0 is no root id"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_name(

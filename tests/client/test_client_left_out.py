@@ -32,7 +32,7 @@ from acker_protocol.messages import (
 )
 from acker_protocol.placement import Member, View, place
 from acker_protocol.reports import digest, fold, fold_updates, section_starts
-from acker_testing import LocalServer, LocalTransport, SimulatedTime
+from acker_testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 
 FIRST = 1 << 40
 
@@ -161,6 +161,57 @@ def test_a_failed_server_is_reported_once_and_not_polled_again(
         client.watch(0.5)
     assert servers.watches[1] == polled
     assert caplog.text.count("is out") == 1
+
+
+def test_a_batch_that_could_not_be_opened_on_all_servers_keeps_no_room_once_it_is_forgotten(
+    make: Callable[..., AckerClient], time: SimulatedTime
+) -> None:
+    servers = Servers(2, time)
+    servers.servers[1] = LocalServer(new_shard(max_pending=100), id=1, clock=time.clock, sleep=time.sleep)
+    client = make(servers, budget_s=3.0)
+    client.open_source("orders")
+    with pytest.raises(errors.Rejected, match="never fit"):
+        client.open_batch(1, FIRST, 1000)
+    assert servers.servers[0].shard.stats.open_batches == 1
+    client.forget_batch(1)
+    for _ in range(4):
+        client.watch(0.1)
+    assert servers.servers[0].shard.stats.open_batches == 0
+    assert len(client.open_batch(2, 2 * FIRST, 50).placement.members) == 2
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_idle_source_moves_to_the_servers_that_took_the_place_of_all_its_own(
+    make: Callable[..., AckerClient], time: SimulatedTime, at_once: bool
+) -> None:
+    servers = Servers(2, time)
+    client = make(servers)
+    source = client.open_source("orders")
+    for server in servers.servers:
+        server.start(with_state=False)
+        for _ in range(0 if at_once else 20):
+            source._fetch()
+    while time.clock() < 60.0:
+        source._fetch()
+        assert client.silent_for_s < 20.0
+    make(servers).join(source)
+    client.ack(*source.emit("later"))
+    assert next(source.outcomes()) == ("later", Verdict.ACKED, "")
+
+
+def test_the_silence_of_servers_that_are_gone_counts_from_their_last_answer(
+    make: Callable[..., AckerClient], time: SimulatedTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make(Servers(2, time))
+    client.open_source("orders", lease_s=20.0)
+    while time.clock() < 100.0:
+        client.watch(1.0)
+    cluster, heard_at = client._state().cluster, time.clock()
+    monkeypatch.setattr(cluster, "gone", lambda member, **_: "its server is gone")
+    monkeypatch.setattr(cluster, "_look", lambda patience: View(1, ()))
+    while time.clock() < heard_at + 40.0:
+        client.watch(1.0)
+    assert client.silent_for_s == pytest.approx(time.clock() - heard_at, abs=5.0)
 
 
 # -- left out

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from acker_client import UNANCHORED, AckerClient, Anchor, MessageOutcome, OpenSource, Settings, Verdict, errors
 from acker_client import open_source as module
 from acker_client.cluster import stream as stream_module
-from acker_testing import LocalServer, SimulatedTime, new_shard
+from acker_testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 
 LONG = range(-(1 << 63), 1 << 63)
 
@@ -89,6 +90,7 @@ def test_ids_fit_into_sparks_long_and_are_taken_signed_and_unsigned(client: Acke
     anchors = {number: source.emit(number) for number in range(64)}
     assert all(anchor.root_id in LONG and anchor.edge in LONG for anchor in anchors.values())
     assert any(anchor.root_id < 0 for anchor in anchors.values())
+    assert all(client.has_emitted(anchor.root_id) for anchor in anchors.values())
     for number, (root, edge) in anchors.items():
         client.ack(*((root, edge) if number % 2 else (root % (1 << 64), edge % (1 << 64))))
     assert verdicts(source) == dict.fromkeys(range(64), Verdict.ACKED)
@@ -101,10 +103,14 @@ def test_an_emission_without_a_message_id_is_not_tracked(client: AckerClient, se
     client.ack(*anchor)
     client.fail(anchor.root_id, edge=anchor.edge)
     client.fail(0)
+    client.reset_timeout(anchor.root_id)
     client.flush()
     assert source.pending == server.shard.stats.pending == server.shard.stats.orphans == 0
     with pytest.raises(ValueError, match="0 is no root id"):
         client.ack(0, 5)
+    for call in (client.ack_columns, lambda roots, vals: client.fail_columns(roots, "bad", vals)):
+        with pytest.raises(ValueError, match="0 is no root id"):
+            call([0], [0])
 
 
 @pytest.mark.parametrize("count", [0, 1, 1024, 3000])
@@ -129,6 +135,23 @@ def test_columns_may_lie_in_several_batches(client: AckerClient, monkeypatch: py
     client.ack_columns(roots[names[::2]], edges[names[::2]])
     expected = {name: Verdict.FAILED if name % 2 else Verdict.ACKED for name in names}
     assert verdicts(source) == expected
+
+
+def test_a_list_of_message_ids_may_be_used_again_before_the_outcomes_come(client: AckerClient) -> None:
+    source = client.open_source("orders")
+    names = ["a1", "a2", "a3"]
+    client.ack_columns(*source.emit_columns(3, names))
+    names[:] = ["b1", "b2", "b3"]
+    client.fail_columns(source.emit_columns(3, names)[0], "bad")
+    names.clear()
+    expected = dict.fromkeys(["a1", "a2", "a3"], Verdict.ACKED) | dict.fromkeys(["b1", "b2", "b3"], Verdict.FAILED)
+    assert verdicts(source) == expected
+
+
+def test_message_ids_are_taken_in_their_order_whatever_they_are_indexed_by(client: AckerClient) -> None:
+    source = client.open_source("orders")
+    client.ack_columns(*source.emit_columns(3, pd.Series(["a", "b", "c"], index=[7, 8, 9])))
+    assert verdicts(source) == dict.fromkeys("abc", Verdict.ACKED)
 
 
 @pytest.mark.parametrize(("count", "given"), [(-1, None), ("3", None), (True, None), (3, ["a"])])
@@ -258,6 +281,21 @@ def test_an_emission_that_waits_while_its_source_is_closed_raises(
     assert server.shard.stats.open_batches == 0
 
 
+def test_a_flush_does_not_wait_for_a_source_that_is_closed_meanwhile(server: LocalServer, time: SimulatedTime) -> None:
+    class Closing(LocalTransport):
+        def apply(self, message: Any, timeout_s: float) -> Any:
+            source.close()
+            return super().apply(message, timeout_s)
+
+    settings = Settings(("local:1",), budget_s=60.0)
+    client = AckerClient(settings, connect=lambda address: Closing(server, address), clock=time.clock, sleep=time.sleep)
+    source = client.open_source("orders")
+    source.emit("x")
+    client.flush()
+    assert time.clock() < 1010.0
+    assert [outcome.verdict for outcome in source.outcomes()] == [Verdict.LOST]
+
+
 @pytest.mark.parametrize("ends", ["close_source", "close"])
 def test_a_source_that_ends_with_its_client_ends_its_outcomes(client: AckerClient, ends: str) -> None:
     source = client.open_source("orders")
@@ -274,6 +312,17 @@ def test_the_next_source_of_the_client_is_not_taken_for_the_first(client: AckerC
     second = client.open_source("orders")
     client.ack(*second.emit("y"))
     assert [outcome.message_id for outcome in first.outcomes()] == ["x"]
+    assert verdicts(second) == {"y": Verdict.ACKED}
+
+
+def test_the_next_source_of_the_client_is_not_taken_for_the_first_where_it_has_its_session(client: AckerClient) -> None:
+    first = client.open_source("orders", session=5)
+    first.emit("x")
+    client.close_source()
+    second = client.open_source("orders", session=5)
+    assert [(outcome.message_id, outcome.verdict) for outcome in first.outcomes()] == [("x", Verdict.LOST)]
+    first.close()
+    client.ack(*second.emit("y"))
     assert verdicts(second) == {"y": Verdict.ACKED}
 
 
@@ -304,6 +353,24 @@ def test_a_server_that_never_answers_again_ends_the_source_with_an_answer_for_ev
         found += [(yield_.message_id, yield_.verdict) for yield_ in iter(lambda: next(outcomes), None)]
     assert time.clock() - 1000.0 < module.SILENT_S + 10
     assert list(outcomes) == []
+
+
+def test_a_source_that_gives_up_raises_in_no_thread_before_its_outcomes_are_there(
+    client: AckerClient, server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = client.open_source("orders")
+    source.emit("a")
+    take_all, before = source._ids.take_all, list[Exception | None]()
+
+    def taken() -> Any:
+        before.append(source._error)
+        return take_all()
+
+    monkeypatch.setattr(source._ids, "take_all", taken)
+    server.stop()
+    with pytest.raises(errors.Unavailable):
+        list(source.outcomes())
+    assert before[0] is None
 
 
 def test_a_server_that_comes_back_without_its_state_ends_messages_as_lost(

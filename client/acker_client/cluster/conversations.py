@@ -39,7 +39,8 @@ class Conversations:
         self._lease_s = lease_s
         self._batches = batches
         self._pins = pins
-        self._opened_at = cluster.clock()
+        # When a server last answered that is forgotten by now, or else when the source was opened.
+        self._heard_at = cluster.clock()
         self._lock = threading.Lock()
         # By address: a server that comes back without its state is another member, but keeps its conversation.
         self._by_address: dict[str, Conversation] = {}
@@ -49,7 +50,7 @@ class Conversations:
     @property
     def heard_at(self) -> float:
         """When a server last answered for this source."""
-        return max((each.heard_at for each in self._all()), default=self._opened_at)
+        return max([self._heard_at, *(each.heard_at for each in self._all())])
 
     def with_member(self, member: Member) -> Conversation:
         """Return the conversation with ``member``. Start one if there is none."""
@@ -110,6 +111,7 @@ class Conversations:
                 silent_s = self._cluster.clock() - each.heard_at
                 if address not in needed and each.running_poll is None and silent_s > self._lease_s:
                     del self._by_address[address]
+                    self._heard_at = max(self._heard_at, each.heard_at)
             self._addresses = {
                 server: address for server, address in self._addresses.items() if address in self._by_address
             }

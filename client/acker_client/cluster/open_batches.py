@@ -83,7 +83,7 @@ class OpenBatches:
     def check_root(self, number: int, root: int) -> None:
         """Raise ``UnknownBatch`` as ``check_open`` does, or ValueError if ``root`` is not of the batch."""
         pin = self.check_open(number)
-        if isinstance(root, int) and (unmix64(root & MASK) - pin.first) & MASK >= pin.up_to:
+        if isinstance(root, int | np.integer) and (unmix64(int(root) & MASK) - pin.first) & MASK >= pin.up_to:
             raise ValueError(
                 f"root={root}: it is none of the {pin.up_to} roots of batch {number}, whose number i has root id"
                 f" mix64({pin.first} + i): ids.root_id({pin.first}, i) makes it, and emit() chooses one itself"

@@ -5,6 +5,7 @@ Decides on which members a batch is placed, which are tried next, and how attemp
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -17,12 +18,15 @@ from acker_client.cluster.membership import Cluster
 from acker_client.cluster.open_batches import OpenBatches
 from acker_client.cluster.pinned_batch import PinnedBatch
 from acker_client.cluster.replicas import ask_members
-from acker_client.errors import Draining, Unavailable
+from acker_client.errors import AckerError, Draining, Overloaded, Unavailable
 from acker_client.pins import Pin
 from acker_protocol.messages import InitScope, OpenBatch
 from acker_protocol.placement import Member, Placement, View, place
 
 log = logging.getLogger("acker_client")
+
+# How long to wait before full servers are asked again for room for a source: their answer has no delay.
+_FULL_S = 0.2
 
 Batch = TypeVar("Batch", bound=PinnedBatch)
 OpenOn = Callable[[Member, Patience], None]
@@ -54,6 +58,14 @@ class Opener:
 
         until_opened(attempt, patience)
 
+    def move_source(self) -> None:
+        """Place the source on other members, once all its members are gone and it has no batch. The next polls register
+        it there. Does not wait: while the view has no members, the source stays where it was."""
+        with contextlib.suppress(AckerError):
+            placement = self._place_batch(self._cluster.view(self._cluster.patience(0.0)), 0)
+            for member in placement.members:
+                self._conversations.with_member(member)
+
     def open_batch(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
         """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new."""
         # A failed attempt leaves the batch open on some members, and the next attempt may place it elsewhere.
@@ -78,13 +90,13 @@ class Opener:
             raise
         batch = batches[-1]
         with self._batches.lock:
-            del self._asked[request.number]
+            self._asked.pop(request.number, None)
             here = set(map(self._cluster.address_of, batch.members))
             elsewhere = [member for member in asked if self._cluster.address_of(member) not in here]
             self._conversations.end_batch_on(elsewhere, request.number, None)
         return batch
 
-    def end_unopened(self, number: int, undrawn: InitScope) -> None:
+    def end_unopened(self, number: int, undrawn: InitScope | None) -> None:
         """End a batch that could not be opened, on the members where it may be open. Caller holds the source's lock."""
         self._conversations.end_batch_on(self._asked.pop(number, ()), number, undrawn)
 
@@ -177,6 +189,11 @@ def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Mem
         try:
             out = attempt(silent, left_s / 2 if silent else left_s)
         except Draining:
+            continue
+        except Overloaded:
+            # No server has room for the source. A batch has waited for room already, for all of its time.
+            if not patience.wait(_FULL_S):
+                raise
             continue
         except Unavailable:
             if not silent:

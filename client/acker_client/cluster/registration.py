@@ -15,6 +15,8 @@ from acker_protocol.messages import TIMEOUT_MAX_S, Limits, Outcomes, Status, Wat
 
 # On the wire, times are milliseconds in 32 bits.
 SECONDS_MAX = 4_294_967
+# The longest name of a source that a server takes.
+NAME_CHARACTERS = 256
 
 # Reasons for leaving a server out of the batches that it has lost. Roots that are LOST because of it have the same
 # reason.
@@ -29,6 +31,8 @@ def check_source(name: str, session: int | None, lease_s: float) -> None:
     """Raise ValueError, with the name of the argument, if a source cannot be opened with it."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name={name!r}: give the source a name, like 'orders'; logs and metrics show it")
+    if len(name) > NAME_CHARACTERS or name.encode(errors="ignore").decode() != name:
+        raise ValueError(f"name={name[:100]!r}: give up to {NAME_CHARACTERS} characters, and no lone surrogate")
     if session is not None:
         check_number("session", session, least=1)
     check_seconds("lease_s", lease_s)

@@ -62,11 +62,12 @@ class BatchSettling:
             return
         # A delayed request may have opened the batch again under a later registration, which knows nothing of what
         # happened before. An older server does not say which registration has answered.
-        if reply.generation and self._batch.was_lost_by(member, reply.generation):
-            self._lost_on(member, "a later registration of the source has answered")
-            return
         with self._batches.lock:
-            self._batches.note_settled(self._batch, member, reply, conversation.progress)
+            is_lost = bool(reply.generation) and self._batch.was_lost_by(member, reply.generation)
+            if not is_lost:
+                self._batches.note_settled(self._batch, member, reply, conversation.progress)
+        if is_lost:
+            self._lost_on(member, "a later registration of the source has answered")
 
     def _lost_on(self, member: Member, why: str) -> None:
         number, at = self._batch.number, member.address

@@ -58,7 +58,9 @@ class SourceSession:
         self.emissions = EmissionStream(
             cluster, name, stream, published, self._batches, self._conversations, self._opener
         )
-        self._watching = ServerWatch(cluster, name, lease_s, self._batches, self._conversations, self.emissions)
+        self._watching = ServerWatch(
+            cluster, name, lease_s, self._batches, self._conversations, self.emissions, self._opener
+        )
 
     def open_on_servers(self, patience: Patience) -> None:
         """Open the source on some servers, where other processes learn of it."""
@@ -168,10 +170,13 @@ class SourceSession:
             self._batches.inits_answered(number, count)
 
     def abandon_batch(self, number: int) -> None:
-        """Return no more outcomes of a batch, and end it on servers that have not settled it."""
+        """Return no more outcomes of a batch, and end it on servers that have not settled it. Also ends a batch that
+        could not be opened."""
         with self._batches.lock:
             batch = self._batches.find_batch(number)
-            if batch is not None:
+            if batch is None:
+                self._opener.end_unopened(number, None)
+            else:
                 self._batches.forget_batch(batch)
                 self._conversations.end_batch_on(batch.members_not_settled, number, batch.undrawn)
 

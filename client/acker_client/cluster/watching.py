@@ -16,6 +16,7 @@ from acker_client.cluster.conversations import Conversations
 from acker_client.cluster.emissions import EmissionStream
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.open_batches import OpenBatches
+from acker_client.cluster.opening import Opener
 from acker_client.cluster.pinned_batch import PinnedBatch
 from acker_client.cluster.stream import EmittedBatch
 from acker_client.cluster.watched import WatchResult
@@ -43,6 +44,7 @@ class ServerWatch:
         batches: OpenBatches,
         conversations: Conversations,
         emissions: EmissionStream,
+        opener: Opener,
     ) -> None:
         self._cluster = cluster
         self._name = name
@@ -50,6 +52,7 @@ class ServerWatch:
         self._batches = batches
         self._conversations = conversations
         self._emissions = emissions
+        self._opener = opener
 
     def next_result(self, wait_s: float, max_outcomes: int) -> WatchResult:
         """Return the news, waiting up to ``wait_s`` for the first. Confirms what earlier calls returned."""
@@ -151,7 +154,7 @@ class ServerWatch:
             log.warning("batch %d could not be opened again: %s", batch.number, error)
 
     def _leave_out_failed_servers(self) -> None:
-        """Leave servers that are gone out of all open batches."""
+        """Leave servers that are gone out of all open batches. Move a source that has no other server."""
         if self._cluster.is_alone:
             return
         with self._batches.lock:
@@ -161,6 +164,11 @@ class ServerWatch:
                 log.warning("source %r: the server %d at %s is out: %s", self._name, member.id, member.address, why)
                 with self._batches.lock:
                     self._batches.leave_out_failed_server(member, why)
+        with self._batches.lock:
+            is_nowhere = not self._batches.members_to_watch
+        if is_nowhere:
+            # Without a server to poll, the source would hear of nothing and take all servers for silent.
+            self._opener.move_source()
 
     # -- results
 

@@ -8,6 +8,7 @@ because servers do not give its session away. Sends no reports.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection, Iterator
 from functools import partial
 
@@ -27,6 +28,8 @@ GREETING_S = 1.0
 LEARN_S = 0.5
 # The client remembers so many sources that it has found by a root. It finds a forgotten source again.
 FOUND_MAX = 256
+# The client remembers so many closed sources of its own. The roots of earlier ones are unknown to it.
+CLOSED_MAX = 256
 # A search ends after so many roots that no server knows. The next search begins with the roots behind them.
 MISSES_MAX = 16
 # An update is given up once all servers have disowned its root for this time. The client remembers so many such roots.
@@ -42,12 +45,13 @@ NOT_WATCHED = (
 class OtherSources:
     """Thread-safe. No lock is held over a call.
 
-    ``joined``: what the known sources have published, by session. Also has the closed sources of this client, whose
-    roots are all over.
+    ``joined``: what the known sources have published, by session. ``closed``: the last sources of this client that were
+    closed. Their roots are all over, so no server is asked about them.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.joined: dict[int, Published] = {}
+        self.closed: deque[Published] = deque(maxlen=CLOSED_MAX)
         self._cluster = cluster
         self._lock = threading.Lock()
         self._learnt_at = self._missed_at = float("-inf")
@@ -59,12 +63,14 @@ class OtherSources:
 
     def __iter__(self) -> Iterator[Published]:
         # Copied, as another thread may join a source meanwhile.
-        return iter(tuple(self.joined.values()))
+        return iter((*self.joined.values(), *self.closed))
 
     def is_out(self, pin: Pin, server: int) -> bool:
         """Whether the source of ``pin`` has left ``server`` out of the batch, or the batch is over."""
         known = self.joined.get(pin.session)
-        return known is not None and known.is_out(pin.batch, server)
+        if known is None:
+            return any(pin.session == closed.session for closed in tuple(self.closed))
+        return known.is_out(pin.batch, server)
 
     def has_emitted(self, roots: Column) -> bool:
         """Whether known sources have emitted all of ``roots``."""

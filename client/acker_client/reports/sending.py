@@ -10,7 +10,7 @@ from __future__ import annotations
 from acker_client.backoff import Patience
 from acker_client.cluster.pinned_batch import LOST_BATCH, WENT_WITHOUT
 from acker_client.cluster.replicas import ask_members
-from acker_client.errors import Draining, UnknownBatch
+from acker_client.errors import Closed, Draining, UnknownBatch
 from acker_client.reports.replication import Replication
 from acker_client.reports.state import ClientState
 from acker_client.rpc.retrying import deliver
@@ -63,25 +63,34 @@ class Sending:
         return all(self._state.is_out(pin, member.id) for pin in self._replication.pins_of(member))
 
     def _excuse(self, member: Member) -> str | None:
-        """Return why joined sources allow leaving ``member`` out, "" while they do not, None if they are not concerned.
-        Also renews this client's leases, and asks for news of those sources."""
+        """Return why all sources allow leaving ``member`` out, "" while a joined source does not, None if only this
+        client's own one does not. Also renews this client's leases, and asks for news of joined sources."""
         if self._state.source_or_none is not None:
             self._state.source_or_none.keep_leases()
-        joined = {pin.session for pin in self._replication.pins_of(member)} & self._state.others.joined.keys()
+        joined = [pin for pin in self._replication.pins_of(member) if pin.session in self._state.others.joined]
         if joined:
-            self._state.others.learn(joined)
-            return "its source has left it out" if self._is_out(member) else ""
-        return None
+            self._state.others.learn({pin.session for pin in joined})
+        if not all(self._state.is_out(pin, member.id) for pin in joined):
+            return ""
+        return "its source has left it out" if self._is_out(member) else None
 
     def _report_to_member(self, member: Member, patience: Patience) -> None:
         state, inits = self._state, self._replication.inits
 
         def renew_lease(patience: Patience) -> None:
-            if state.source_or_none is not None:
-                state.source_or_none.renew_lease(member, patience)
+            source = state.source_or_none
+            if inits is not None and (source is None or source.session != inits.session):
+                raise Closed("the source of these inits was closed meanwhile")
+            if source is not None:
+                source.renew_lease(member, patience)
 
         try:
             deliver(state.cluster.calls_to(member), self._replication.deliveries[member], patience, renew_lease)
+        except Closed as error:
+            if state.is_closed:
+                raise
+            # The roots are over, so no server has to hear of them.
+            self._replication.drop_member(member, str(error))
         except (UnknownBatch, Draining):
             source = state.source_or_none
             if source is None or inits is None or not source.is_unsettled(inits.batch):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from acker_client.backoff import Patience
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.source_session import SourceSession
-from acker_client.errors import AckerError, Closed, Unavailable, UnknownSource
+from acker_client.errors import AckerError, Closed, Rejected, Unavailable, UnknownSource
 from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.reports.accumulator import Accumulator, Draft
 from acker_client.reports.other_sources import DISOWNED_S, GREETING_S, LEARN_S, NOT_WATCHED, OtherSources
@@ -137,7 +137,7 @@ class ClientState:
             source, self.source_or_none = self.source_or_none, None
             self.accumulator.drop_inits()
         if source is not None:
-            self.others.joined[source.session] = source.end_source()
+            self.others.closed.append(source.end_source())
 
     # -- the sources of other processes
 
@@ -195,13 +195,13 @@ class ClientState:
         """
         pins, indices, is_unknown = self._sorted(roots)
         has_heard_all = True
-        if is_unknown.any() and self.others.joined:
-            # A batch may have been opened since this client asked. The server that knows it may not answer now.
-            has_heard_all = self.others.learn(self.others.joined)
-            pins, indices, is_unknown = self._sorted(roots)
         why: AckerError | None = None
-        if is_unknown.any():
-            try:
+        try:
+            if is_unknown.any() and self.others.joined:
+                # A batch may have been opened since this client asked. The server that knows it may not answer now.
+                has_heard_all = self.others.learn(self.others.joined)
+                pins, indices, is_unknown = self._sorted(roots)
+            if is_unknown.any():
                 only_server = self._only_server(self.cluster.patience(GREETING_S))
                 if only_server is None:
                     has_heard_all = self.others.find(roots[is_unknown]) and has_heard_all
@@ -211,8 +211,11 @@ class ClientState:
                     pins, is_unknown = (*pins, only_server), np.zeros_like(is_unknown)
                 if is_unknown.any():
                     why = _unknown(int(roots[is_unknown][0]), has_heard_all=has_heard_all)
-            except Unavailable as error:
-                why = error
+        except AckerError as error:
+            why = error
+        except ValueError as error:
+            # The pins of a source cannot be read.
+            why = Rejected(str(error))
         named = tuple(pins[index] for index in np.unique(indices[indices >= 0]).tolist())
         return Placed(named, indices >= 0, is_unknown, why)
 
