@@ -162,6 +162,22 @@ def test_a_file_that_was_truncated_in_its_place_is_an_error_that_says_how_to_rot
             Tail(str(log), committed)
 
 
+@pytest.mark.parametrize("block_bytes", [80, 80_000])
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_file_that_is_overwritten_in_its_place_while_lines_of_it_are_left_is_an_error_never_other_lines(
+    tmp_path: Path, block_bytes: int, is_followed: bool
+) -> None:
+    log, count = tmp_path / "app.log", block_bytes // 2
+    log.write_text("".join(f"old {k:05}\n" for k in range(count)))
+    follow_s = 2.0 if is_followed else None
+    input_ = FileInput(str(log), TextParser(), block_bytes=block_bytes, follow_s=follow_s, clock=lambda: 0.0)
+    driven = Driven(input_)
+    assert len(driven.plan(block_bytes // 16)) == block_bytes // 16
+    log.write_text("".join(f"new {k:05}\n" for k in range(2 * count)))
+    with pytest.raises(InputChanged, match="truncated or written anew since"):
+        list(iter(lambda: len(driven.take(input_.plan(1000, 2))), 0))
+
+
 def test_a_file_that_is_removed_once_it_is_done_is_let_go_and_before_that_is_an_error(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("one\ntwo\n")
