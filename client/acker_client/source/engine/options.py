@@ -50,7 +50,7 @@ class CommonOptions(TypedDict, total=False):
     with the job rather than with the records; 1 never stops it.
 
     ``guarantee``: "at_least_once"; "at_most_once": records are saved as done before they are emitted; "no_guarantee":
-    records are done once they are emitted, whatever their outcome. The last two never retry. ``commit_interval_s``:
+    records are done once their batch has ended, with any outcome. The last two never retry. ``commit_interval_s``:
     shortest time between two writes of the checkpoint (0: write with each batch), except when a partition is revoked
     and at the end; longer after a write of more than a second. ``group``: the source's membership of a group that
     shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
