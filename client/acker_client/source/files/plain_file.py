@@ -61,7 +61,7 @@ class PlainFile(BaseFile):
     @property
     def recognized(self) -> Content:
         content = self.content
-        if not isinstance(content, LocalContent) or content.inode is None:
+        if not isinstance(content, LocalContent):
             return content
         _, byte, digest = self._sealed
         return replace(content, sealed=(byte, digest))
