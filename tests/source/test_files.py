@@ -157,7 +157,7 @@ def test_a_file_that_was_replaced_after_it_was_read_and_before_the_commit_is_ref
     records = driven.drain()
     (tmp_path / "a.txt").write_text("three\nfour\nfive\n")
     driven.finish(records)
-    with pytest.raises(CheckpointError, match="a.txt is not what it was when it was read to byte 8"):
+    with pytest.raises(CheckpointError, match=r"a\.txt is not what it was when it was read to byte 8"):
         resumed(tmp_path / "a.txt", driven.committed())
 
 
