@@ -1091,6 +1091,12 @@ def test_an_option_that_makes_no_sense_is_refused_by_name_before_anything_starts
         Files("*.txt", **{"name": "lines", **options})
 
 
+def test_counts_of_numpy_become_counts_of_python_which_json_takes() -> None:
+    counts = {"batch_records": np.int64(10), "concurrency": np.int32(2), "max_uncommitted": np.uint8(20)}
+    options = Files("*.txt", name="lines", **counts).options  # type: ignore[arg-type]
+    assert [type(getattr(options, name)) for name in counts] == [int, int, int]
+
+
 def test_done_records_are_in_the_checkpoint_before_the_next_batch(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
     lines: list[int] = []

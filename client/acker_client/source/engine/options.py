@@ -167,10 +167,16 @@ class Options:
         self._check_ports()
         if not 0 <= self.max_dead_share <= 1:
             raise ValueError(f"max_dead_share={self.max_dead_share}: give a share from 0 to 1 (1: never stop)")
-        _check_count("concurrency", self.concurrency)
-        for option in ("batch_records", "max_uncommitted", "max_uncommitted_per_partition", "partitions"):
-            if getattr(self, option) is not None:
-                _check_count(option, getattr(self, option))
+        for option in (
+            "concurrency",
+            "batch_records",
+            "max_uncommitted",
+            "max_uncommitted_per_partition",
+            "partitions",
+        ):
+            given = getattr(self, option)
+            if given is not None or option == "concurrency":
+                object.__setattr__(self, option, _count(option, given))
         if self.batch_records is not None and self.open_max < self.batch_records:
             raise ValueError(
                 f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"
@@ -353,6 +359,8 @@ def _beside(checkpoint: Path) -> tuple[Path, Path]:
     return checkpoint.with_name(checkpoint.name + ".lock"), checkpoint.with_name(checkpoint.name + ".new")
 
 
-def _check_count(option: str, value: object) -> None:
+def _count(option: str, value: object) -> int:
+    """Return a count as Python's own integer, because JSON takes no other."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{option}={value!r}: give a whole number, at least 1")
+    return int(value)
