@@ -1002,6 +1002,44 @@ def test_a_source_runs_once_at_a_time_and_may_run_again(cluster: Cluster) -> Non
     assert source.run(NO_SPARK, save_all).acked == 1
 
 
+class Asking(LogSource):
+    """Calls ``ask`` while a run opens."""
+
+    ask: Callable[[], object]
+
+    def input(self) -> Any:
+        self.ask()
+        return super().input()
+
+
+def test_a_stop_that_comes_while_a_run_opens_ends_it_before_its_first_batch(cluster: Cluster) -> None:
+    asked = Asking(log_of(a=20), environment=cluster.environment())
+    asked.ask = asked.stop
+    assert asked.run(NO_SPARK, save_all).batches == 0
+    asked.ask = lambda: None
+    assert asked.run(NO_SPARK, save_all).acked == 20
+
+
+def test_a_source_that_opens_a_run_refuses_another_one(cluster: Cluster) -> None:
+    asked = Asking(log_of(a=20), environment=cluster.environment())
+
+    def begin_another() -> None:
+        with pytest.raises(SourceError, match="is running already"):
+            next(asked.batches(NO_SPARK))
+
+    asked.ask = begin_another
+    assert asked.run(NO_SPARK, save_all).acked == 20
+
+
+def test_a_source_whose_run_cannot_open_may_run_again(cluster: Cluster) -> None:
+    asked = Asking(log_of(a=20), environment=cluster.environment())
+    asked.ask = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        asked.run(NO_SPARK, save_all)
+    asked.ask = lambda: None
+    assert asked.run(NO_SPARK, save_all).acked == 20
+
+
 def test_a_run_that_is_refused_does_not_undo_a_stop(cluster: Cluster) -> None:
     asked = LogSource(log_of(a=20), environment=cluster.environment(), batch_records=5)
 

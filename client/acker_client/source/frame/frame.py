@@ -13,7 +13,6 @@ from acker_client.source.engine.given import options_of
 from acker_client.source.engine.options import CommonOptions
 from acker_client.source.engine.run import Run
 from acker_client.source.engine.source import Source
-from acker_client.source.errors import SourceError
 from acker_client.source.frame.environment import PersistedFrame, StreamingQuery, changed, frame_environment
 from acker_client.source.frame.input import FrameInput
 from acker_client.source.records.batch_size import LARGEST
@@ -62,11 +61,9 @@ class Frame(Source):
         return frame_environment(self._persisted, self._query)
 
     @contextmanager
-    def _begin_run(self, spark: Any, *, streams: bool = False) -> Iterator[Run]:
+    def _open_run(self, spark: Any, streams: bool) -> Iterator[Run]:
         from acker_client.spark.driver.persisted import Persisted
 
-        if self._is_running:
-            raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
         persisted = Persisted(self.df, self.storage_level)
         try:
             with CleanUp() as undo:
@@ -74,7 +71,7 @@ class Frame(Source):
                 persisted.persist()
                 self._persisted = PersistedFrame(persisted)
                 # In foreachBatch the active session is not the session of the micro-batch.
-                with super()._begin_run(self.df.sparkSession, streams=streams) as run:
+                with super()._open_run(self.df.sparkSession, streams) as run:
                     yield run
         except Exception as error:
             if (found := changed(error)) is not None:
