@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from acker_client.clean_up import CleanUp
@@ -42,8 +43,11 @@ class Frame(Source):
         storage_level: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        # The user has chosen the size of a micro-batch.
-        super().__init__(options_of(Frame, {"batch_records": LARGEST, **options}))
+        given = options_of(Frame, options)
+        if "batch_records" not in options:
+            # The user has chosen the size of a micro-batch.
+            given = replace(given, batch_records=min(LARGEST, given.open_max))
+        super().__init__(given)
         _key_names(key)
         self.df = df
         self.key = _checked_key(df, key, self.options.name)
