@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.cluster.registration import check_seconds
-from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile, behind_link
 from acker_client.source.dead_letters.letter_objects import DeadLetterObjects
 from acker_client.source.dead_letters.letters_file import DeadLetterCall, DeadLetterFile
 from acker_client.source.dead_letters.letters_log import DeadLetterLog
@@ -215,8 +215,9 @@ class Options:
     @property
     def own_files(self) -> tuple[Path | str, ...]:
         """The files, and the URLs of objects, that this source writes. They are therefore not part of its input."""
-        beside = _beside(self.checkpoint) if isinstance(self.checkpoint, Path) else ()
-        written = [self.checkpoint, *beside, self.dead_letters]
+        checkpoint = behind_link(self.checkpoint) if isinstance(self.checkpoint, Path) else self.checkpoint
+        beside = _beside(checkpoint) if isinstance(checkpoint, Path) else ()
+        written = [checkpoint, *beside, self.dead_letters]
         stored = [str(each) for each in written if isinstance(each, S3Checkpoint | DeadLetterObjects)]
         return (*(each for each in written if isinstance(each, Path)), *stored)
 
