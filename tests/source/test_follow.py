@@ -16,6 +16,7 @@ from acker_client.source import Batch, Files
 from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged
 from acker_client.source.files.input import FileInput
+from acker_client.source.records.ranges import Ranges
 from tests.source.driven import Driven, Tail
 from tests.source.executors import NO_SPARK, Cluster, save_all
 
@@ -537,6 +538,23 @@ def test_paths_that_nothing_matches_yet_are_named_and_looked_for_at_their_time(
     (tmp_path / "a").write_text("one\n")
     assert not tail.input.plan(10, 2).parts
     assert tail.new() == ["one"]
+
+
+def test_files_may_be_described_while_a_listing_adds_others(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    tail.look()
+
+    class Listing(dict[str, Ranges]):
+        def get(self, *key: Any) -> Any:
+            """Stands for the thread of the run, which lists the files in the middle of a description."""
+            (tmp_path / f"{len(list(tmp_path.iterdir()))}.log").write_text("two\n")
+            tail.look()
+            return super().get(*key)
+
+    (tmp_path / "b.log").write_text("two\n")
+    tail.look()
+    assert " of 4 files" in tail.input.describe(Listing())
 
 
 def test_a_checkpoint_of_a_source_that_followed_is_taken_up_by_one_that_does_not(tmp_path: Path) -> None:
