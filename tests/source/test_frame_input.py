@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from acker_client.source import CheckpointError, Frame
 from acker_client.source.frame import frame as frame_module
+from acker_client.source.frame.environment import PersistedFrame
 from acker_client.source.frame.input import FrameInput, FrameSlice
 from tests.source.driven import Driven
 
@@ -60,6 +62,17 @@ def test_a_batch_of_a_frame_is_no_larger_than_what_may_be_uncommitted(
     monkeypatch.setattr(frame_module, "_checked_key", lambda df, key, name: ())
     frame: Any = None  # nothing of Spark is asked before the run begins
     assert Frame(frame, name="rows", **options).options.batch_records == records  # type: ignore[arg-type]
+
+
+def test_an_error_of_spark_while_rows_are_read_is_not_its_own_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*given: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("acker_client.spark.operators.read_frame.rows_of_persisted", rows)
+    persisted: Any = SimpleNamespace(pages=SimpleNamespace(partitions=dict))
+    with pytest.raises(OSError, match="no space left") as raised:
+        PersistedFrame(persisted).read_rows([], [])
+    assert raised.value.__cause__ is None
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 40), st.data())
