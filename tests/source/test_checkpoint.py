@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from acker_client.source import Files, SourceError
 from acker_client.source.checkpoints import checkpoint_file as checkpoint_module
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
 from acker_client.source.checkpoints.content import digest_of
@@ -35,6 +36,22 @@ def test_the_last_saved_state_is_loaded(checkpoint: CheckpointFile) -> None:
     saved = {"ä": Committed(Ranges.from_runs([4, 2, 1]), {"bytes": 40}), "b": Committed()}
     checkpoint.save(saved)
     assert checkpoint.load() == saved
+
+
+def test_a_checkpoint_behind_a_link_is_locked_and_replaced_where_the_link_leads(tmp_path: Path) -> None:
+    link, volume = tmp_path / "orders.ckpt", tmp_path / "volume"
+    volume.mkdir()
+    link.symlink_to(volume / "orders.ckpt")
+    linked, direct = CheckpointFile(link), CheckpointFile(volume / "orders.ckpt")
+    linked.open("orders", "files")
+    with pytest.raises(CheckpointError, match="is in use by another running source"):
+        direct.open("orders", "files")
+    linked.save(at(3))
+    assert (link.is_symlink(), direct.load()) == (True, at(3))
+    linked.close()
+    files = Files(f"{volume}/*", name="orders", checkpoint=link)
+    with pytest.raises(SourceError, match=r"orders\.ckpt.* is written by this source"):
+        files.input()[0].start({})
 
 
 def at(position: int) -> dict[str, Committed]:

@@ -149,6 +149,18 @@ def test_a_record_whose_file_shrank_is_not_replayed_as_something_else(tmp_path: 
         driven.slices(records, 1)
 
 
+def test_a_file_that_was_replaced_after_it_was_read_and_before_the_commit_is_refused_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    driven = Driven(FileInput(tmp_path / "a.txt", TextParser()))
+    records = driven.drain()
+    (tmp_path / "a.txt").write_text("three\nfour\nfive\n")
+    driven.finish(records)
+    with pytest.raises(CheckpointError, match=r"a\.txt is not what it was when it was read to byte 8"):
+        resumed(tmp_path / "a.txt", driven.committed())
+
+
 def test_a_mark_of_another_make_is_refused() -> None:
     with pytest.raises(CheckpointError, match="does not say how far"):
         resumed(__file__, {"a": Committed(Ranges.below(1), {"offset": 3})})

@@ -16,6 +16,7 @@ from acker_client.source import Batch, Files
 from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged
 from acker_client.source.files.input import FileInput
+from acker_client.source.records.ranges import Ranges
 from tests.source.driven import Driven, Tail
 from tests.source.executors import NO_SPARK, Cluster, save_all
 
@@ -160,6 +161,22 @@ def test_a_file_that_was_truncated_in_its_place_is_an_error_that_says_how_to_rot
             tail.look()
         with pytest.raises(CheckpointError, match=r"app.log (was read to byte 8|is not what it was)"):
             Tail(str(log), committed)
+
+
+@pytest.mark.parametrize("block_bytes", [80, 80_000])
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_file_that_is_overwritten_in_its_place_while_lines_of_it_are_left_is_an_error_never_other_lines(
+    tmp_path: Path, block_bytes: int, is_followed: bool
+) -> None:
+    log, count = tmp_path / "app.log", block_bytes // 2
+    log.write_text("".join(f"old {k:05}\n" for k in range(count)))
+    follow_s = 2.0 if is_followed else None
+    input_ = FileInput(str(log), TextParser(), block_bytes=block_bytes, follow_s=follow_s, clock=lambda: 0.0)
+    driven = Driven(input_)
+    assert len(driven.plan(block_bytes // 16)) == block_bytes // 16
+    log.write_text("".join(f"new {k:05}\n" for k in range(2 * count)))
+    with pytest.raises(InputChanged, match="truncated or written anew since"):
+        list(iter(lambda: len(driven.take(input_.plan(1000, 2))), 0))
 
 
 def test_a_file_that_is_removed_once_it_is_done_is_let_go_and_before_that_is_an_error(tmp_path: Path) -> None:
@@ -521,6 +538,23 @@ def test_paths_that_nothing_matches_yet_are_named_and_looked_for_at_their_time(
     (tmp_path / "a").write_text("one\n")
     assert not tail.input.plan(10, 2).parts
     assert tail.new() == ["one"]
+
+
+def test_files_may_be_described_while_a_listing_adds_others(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("one\n")
+    tail = Tail(f"{tmp_path}/*.log")
+    tail.look()
+
+    class Listing(dict[str, Ranges]):
+        def get(self, *key: Any) -> Any:
+            """Stands for the thread of the run, which lists the files in the middle of a description."""
+            (tmp_path / f"{len(list(tmp_path.iterdir()))}.log").write_text("two\n")
+            tail.look()
+            return super().get(*key)
+
+    (tmp_path / "b.log").write_text("two\n")
+    tail.look()
+    assert " of 4 files" in tail.input.describe(Listing())
 
 
 def test_a_checkpoint_of_a_source_that_followed_is_taken_up_by_one_that_does_not(tmp_path: Path) -> None:

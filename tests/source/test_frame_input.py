@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.source import CheckpointError
+from acker_client.source import CheckpointError, Frame
+from acker_client.source.frame import frame as frame_module
+from acker_client.source.frame.environment import PersistedFrame
 from acker_client.source.frame.input import FrameInput, FrameSlice
 from tests.source.driven import Driven
 
@@ -40,6 +44,35 @@ def names_of(slices: Sequence[FrameSlice]) -> list[str]:
     assert [each.start for each in slices] == [0, *(each.stop for each in slices)][: len(slices)]
     assert all(each.stop - each.start == len(each.rows) for each in slices)
     return [f"{each.partition}.{row}" for each in slices for row in each.rows.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("options", "records"),
+    [
+        ({}, 500_000),
+        ({"max_uncommitted": 1000}, 1000),
+        ({"max_uncommitted_per_partition": 7}, 500_000),
+        ({"batch_records": 20, "max_uncommitted": 1000}, 20),
+        ({"batch_records": None}, None),
+    ],
+)
+def test_a_batch_of_a_frame_is_no_larger_than_what_may_be_uncommitted(
+    options: dict[str, int], records: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_module, "_checked_key", lambda df, key, name: ())
+    frame: Any = None  # nothing of Spark is asked before the run begins
+    assert Frame(frame, name="rows", **options).options.batch_records == records  # type: ignore[arg-type]
+
+
+def test_an_error_of_spark_while_rows_are_read_is_not_its_own_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*given: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("acker_client.spark.operators.read_frame.rows_of_persisted", rows)
+    persisted: Any = SimpleNamespace(pages=SimpleNamespace(partitions=dict))
+    with pytest.raises(OSError, match="no space left") as raised:
+        PersistedFrame(persisted).read_rows([], [])
+    assert raised.value.__cause__ is None
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 40), st.data())

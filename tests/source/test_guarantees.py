@@ -188,6 +188,42 @@ def test_leaving_the_loop_drops_the_open_records(cluster: Cluster, log: Log, gua
     assert checkpoint.saved["a"].done.to_runs() == [BATCH]
 
 
+@pytest.mark.parametrize(
+    ("guarantee", "saved", "fate"),
+    [
+        ("at_least_once", {}, "; nothing is lost$"),
+        ("no_guarantee", {}, "; nothing is lost$"),
+        ("at_most_once", {"a": [BATCH]}, r"; its records are saved as done \(guarantee='at_most_once'\) and are not"),
+    ],
+)
+def test_records_of_a_batch_that_no_server_takes_are_done_only_at_most_once_and_the_error_says_so(
+    cluster: Cluster, log: Log, guarantee: str, saved: dict[str, list[int]], fate: str
+) -> None:
+    checkpoint = MemoryCheckpoint()
+    run = source(cluster, log, guarantee=guarantee, checkpoint=checkpoint, deadline_s=5.0)._new_run(NO_SPARK)
+    with run:
+        cluster.server.stop()
+        with pytest.raises(SourceError, match=f"^no batch could be opened for 5 s .*{fate}"):
+            run.open_batch()
+    assert {partition: each.done.to_runs() for partition, each in checkpoint.saved.items()} == saved
+
+
+def test_without_a_guarantee_a_batch_under_way_is_not_saved_as_done_when_a_later_one_ends(
+    cluster: Cluster, log: Log
+) -> None:
+    checkpoint = MemoryCheckpoint()
+    with source(cluster, log, guarantee="no_guarantee", checkpoint=checkpoint)._new_run(NO_SPARK) as run:
+        first, second = run.next_batch(), run.next_batch()
+        assert first is not None
+        assert second is not None
+        save_all(second)
+        run.settle_batch(second)
+        assert checkpoint.saved["a"].done.to_runs() == [0, BATCH, BATCH]
+        save_all(first)
+        run.settle_batch(first)
+        assert checkpoint.saved["a"].done.to_runs() == [2 * BATCH]
+
+
 @pytest.mark.parametrize("guarantee", WEAK)
 def test_files_support_the_weaker_guarantees(cluster: Cluster, guarantee: str) -> None:
     cluster.write("a.txt", *(str(k) for k in range(25)))

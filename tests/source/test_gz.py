@@ -16,7 +16,7 @@ from acker_client.source.decoding import gz
 from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.files.input import FileInput
-from tests.source.driven import Driven, read_elsewhere
+from tests.source.driven import Driven, Tail, read_elsewhere
 
 PIECES = [b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n", b"no newline", b"long " * 50 + b"\n", b"\xef\xbb\xbf"]
 members = st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join), min_size=1, max_size=4)
@@ -125,6 +125,21 @@ def test_a_gz_that_is_another_one_than_the_checkpoint_knows_is_refused(tmp_path:
     (tmp_path / "a.gz").write_bytes(raw + gzip.compress(b"more\n"))
     with pytest.raises(CheckpointError, match="is not what it was when its lines were read: give new data a new file"):
         Driven(FileInput(f"{tmp_path}/a.gz", TextParser()), committed)
+
+
+def test_a_gz_that_was_renamed_while_it_was_partly_done_is_known_at_each_start_before_it_is_read_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"one\ntwo\nthree\n"))
+    tail = Tail(f"{tmp_path}/*")
+    tail.driven.finish(tail.look()[:1])
+    committed = dict(tail.driven.committed())
+    (tmp_path / "b.gz").rename(tmp_path / "c.gz")
+    (tmp_path / "a.log").write_text("x\n" * 50)
+    again = Tail(f"{tmp_path}/*", committed)
+    assert again.new(10) == ["x"] * 10
+    last = Tail(f"{tmp_path}/*", again.finish_all())
+    assert last.new() == [*["x"] * 40, "two", "three"]
 
 
 def test_a_gz_that_changes_under_its_readers_is_an_error_never_other_records(tmp_path: Path) -> None:

@@ -142,6 +142,16 @@ def test_letters_in_a_file_system_are_seen_whole_or_not_at_all(tmp_path: Path) -
     assert names[1].endswith("-000001.jsonl")
 
 
+@pytest.mark.parametrize("folder", ["dead[1]", "dead*", "dead?", "dead"])
+def test_the_letters_of_a_folder_are_found_though_its_name_looks_like_a_pattern(tmp_path: Path, folder: str) -> None:
+    for name in (folder, "dead1", f"{folder}/deeper"):
+        (tmp_path / name).mkdir()
+        for letters in ("b.jsonl", "a.jsonl", ".writable", ".a.jsonl", "a.txt"):
+            (tmp_path / name / letters).touch()
+    found = letter_objects.objects_of(store_over(tmp_path), folder)
+    assert found == [f"{folder}/a.jsonl", f"{folder}/b.jsonl"]
+
+
 @pytest.mark.parametrize("url", ["dead", "/dead", "ftp://host/dead"])
 def test_a_folder_that_is_no_url_needs_a_filesystem(url: str) -> None:
     with pytest.raises(ValueError, match=r"DeadLetterObjects\(.*\): give a URL, like s3://bucket/dead, or filesystem="):

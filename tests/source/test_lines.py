@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acker_client.source.decoding import lines
 from acker_client.source.decoding.content import LinePart
 from acker_client.source.decoding.json_lines import JsonParser
 from acker_client.source.decoding.lines import BOM, LineSlice, TextParser, find_lines
@@ -181,6 +182,18 @@ def test_many_small_files_are_handed_on_together_and_a_task_gets_its_share(tmp_p
 
 
 @pytest.mark.long
+def test_files_of_long_lines_are_not_handed_on_together_beyond_a_number_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "BYTES_TOGETHER", 2500)
+    for index in range(7):
+        (tmp_path / f"{index}.txt").write_text("x" * 1000)
+    driven = Driven(FileInput(f"{tmp_path}/*", TextParser()))
+    slices = driven.slices(driven.drain(), 1)
+    assert [rows.columns.num_rows for piece in slices for rows in piece.read()] == [3, 3, 1]
+    assert [number for number, _, _ in rows_of(slices)] == list(range(7))
+
+
 def test_slices_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x\ny\n")

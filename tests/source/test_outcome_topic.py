@@ -83,6 +83,12 @@ def test_a_topic_that_is_away_ends_the_run_and_its_records_are_read_again(tmp_pa
     assert [each.verdict for each in again] == [Verdict.ACKED] * 3
 
 
+def test_a_topic_that_cannot_be_reached_again_is_named_by_what_should_be_written_to_it() -> None:
+    away = KafkaTopic("outcomes", bootstrap_servers="127.0.0.1:1", timeout_s=1)
+    with pytest.raises(SourceError, match=r"^outcomes cannot be written to topic"):
+        away.write([RecordOutcome("lines", {"line": 1}, None, Verdict.ACKED, "", 1, True)])
+
+
 def test_the_topic_of_outcomes_is_not_one_that_the_source_reads(kafka: MockKafka, tmp_path: Path) -> None:
     outcomes = KafkaTopic("orders.outcomes", bootstrap_servers=kafka.servers)
     with pytest.raises(ValueError, match=r"outcomes: topic 'orders\.outcomes' is read by this source"):

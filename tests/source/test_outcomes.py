@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from acker_client import Verdict
 from acker_client.source import Batch, Emissions, Failures, Listener, RecordOutcome, Retry, SourceError
+from acker_client.source.records.input import Answered
 from tests.source.executors import NO_SPARK, Cluster, breaking, failing, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.logs import Log as InMemory
@@ -229,6 +230,15 @@ def test_leaving_the_loop_reads_only_those_records_again_whose_outcome_was_not_t
     assert done_in(checkpoint) == {"a0", "a1", "a2", "a3"}
     again = source(cluster, log, checkpoint=checkpoint).outcomes(NO_SPARK, save_all)
     assert [name_of(each) for each in again] == ["a4", "a5"]
+
+
+def test_leaving_the_loop_counts_only_those_dead_letters_whose_outcome_was_taken(cluster: Cluster) -> None:
+    log, checkpoint = log_of(a=6), MemoryCheckpoint()
+    dying = source(cluster, log, checkpoint=checkpoint, retry=Retry(max_retries=0))
+    for outcome in dying.outcomes(NO_SPARK, failing(lambda row: True)):
+        if name_of(outcome) == "a4":
+            break
+    assert checkpoint.saved["a"].answered == Answered(records=4, dead=4)
 
 
 def test_an_outcome_says_where_its_record_is_and_why_it_was_not_acked(cluster: Cluster) -> None:

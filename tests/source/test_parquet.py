@@ -241,6 +241,19 @@ def test_a_type_that_spark_has_not_is_refused_with_the_column_to_give(tmp_path: 
     assert rows_of(driven.slices(driven.drain())) == [{"u": 1}]
 
 
+def test_a_file_that_was_moved_away_before_it_was_opened_is_read_once_it_is_back(tmp_path: Path) -> None:
+    path, now_s = write(tmp_path / "a.parquet", ["one"]), [0.0]
+    input_ = ParquetInput(f"{tmp_path}/*.parquet", NUMBERS, follow_s=2.0, clock=lambda: now_s[0])
+    driven = Driven(input_)
+    away = path.rename(tmp_path / "away")
+    assert not len(driven.take(input_.plan(10, 1)))
+    now_s[0] = 2.0
+    assert not len(driven.take(input_.plan(10, 1)))
+    away.rename(path)
+    now_s[0] = 4.0
+    assert len(driven.take(input_.plan(10, 1))) == 1
+
+
 @pytest.mark.parametrize("change", ["other values", "more rows", "away", "away when done"])
 def test_a_file_that_changed_since_the_checkpoint_is_refused(tmp_path: Path, change: str) -> None:
     path = write(tmp_path / "a.parquet", ["one", "two", "three"])

@@ -127,6 +127,23 @@ def test_a_source_that_writes_letters_meanwhile_loses_none(tmp_path: Path) -> No
     assert (dead.stat().st_mode & 0o777, again.stat().st_mode & 0o777) == (0o640, 0o600)
 
 
+def test_both_files_belong_to_the_owner_of_the_letters_if_another_user_puts_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, again, fstat = tmp_path / "dead.jsonl", tmp_path / "again.jsonl", os.fstat
+    DeadLetterFile(dead).write([letter(b"one")])
+    inode, given = dead.stat().st_ino, []
+
+    def of_another_user(file: int) -> os.stat_result:
+        stat = fstat(file)
+        return os.stat_result((*stat[:4], 1000, 1001, *stat[6:10])) if stat.st_ino == inode else stat
+
+    monkeypatch.setattr(os, "fstat", of_another_user)
+    monkeypatch.setattr(os, "fchown", lambda file, *owner: given.append(owner))
+    assert put_back(dead, again, everything) == Moved(1, 0)
+    assert given == [(1000, 1001)] * 2
+
+
 def test_letters_that_are_written_and_taken_out_at_the_same_time_are_all_there_once(tmp_path: Path) -> None:
     dead, again = tmp_path / "dead.jsonl", tmp_path / "again.jsonl"
     running = DeadLetterFile(dead)

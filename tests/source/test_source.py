@@ -1002,6 +1002,44 @@ def test_a_source_runs_once_at_a_time_and_may_run_again(cluster: Cluster) -> Non
     assert source.run(NO_SPARK, save_all).acked == 1
 
 
+class Asking(LogSource):
+    """Calls ``ask`` while a run opens."""
+
+    ask: Callable[[], object]
+
+    def input(self) -> Any:
+        self.ask()
+        return super().input()
+
+
+def test_a_stop_that_comes_while_a_run_opens_ends_it_before_its_first_batch(cluster: Cluster) -> None:
+    asked = Asking(log_of(a=20), environment=cluster.environment())
+    asked.ask = asked.stop
+    assert asked.run(NO_SPARK, save_all).batches == 0
+    asked.ask = lambda: None
+    assert asked.run(NO_SPARK, save_all).acked == 20
+
+
+def test_a_source_that_opens_a_run_refuses_another_one(cluster: Cluster) -> None:
+    asked = Asking(log_of(a=20), environment=cluster.environment())
+
+    def begin_another() -> None:
+        with pytest.raises(SourceError, match="is running already"):
+            next(asked.batches(NO_SPARK))
+
+    asked.ask = begin_another
+    assert asked.run(NO_SPARK, save_all).acked == 20
+
+
+def test_a_source_whose_run_cannot_open_may_run_again(cluster: Cluster) -> None:
+    asked = Asking(log_of(a=20), environment=cluster.environment())
+    asked.ask = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        asked.run(NO_SPARK, save_all)
+    asked.ask = lambda: None
+    assert asked.run(NO_SPARK, save_all).acked == 20
+
+
 def test_a_run_that_is_refused_does_not_undo_a_stop(cluster: Cluster) -> None:
     asked = LogSource(log_of(a=20), environment=cluster.environment(), batch_records=5)
 
@@ -1089,6 +1127,12 @@ def test_an_option_that_makes_no_sense_is_refused_by_name_before_anything_starts
 ) -> None:
     with pytest.raises(ValueError, match=says):
         Files("*.txt", **{"name": "lines", **options})
+
+
+def test_counts_of_numpy_become_counts_of_python_which_json_takes() -> None:
+    counts = {"batch_records": np.int64(10), "concurrency": np.int32(2), "max_uncommitted": np.uint8(20)}
+    options = Files("*.txt", name="lines", **counts).options  # type: ignore[arg-type]
+    assert [type(getattr(options, name)) for name in counts] == [int, int, int]
 
 
 def test_done_records_are_in_the_checkpoint_before_the_next_batch(cluster: Cluster) -> None:

@@ -58,18 +58,16 @@ class Outage:
         self._reminder = Reminder(what, REMINDER_S, clock)
         self._why = ""
 
-    def note(self, why: str) -> bool:
-        """Note that it does not answer (``why``), or that it does (""). Returns whether it answers again."""
-        is_back = bool(self._why) and not why
+    def note(self, why: str) -> None:
+        """Note that it does not answer (``why``), or that it does ("")."""
         if why and not self._why:
             log.warning("%s; waiting for it", why)
             self._reminder.restart()
         elif why:
             self._reminder.remind(why)
-        if is_back:
+        elif self._why:
             log.info("%s answers again", self._what.partition(" at ")[0])
         self._why = why
-        return is_back
 
 
 def outlast(

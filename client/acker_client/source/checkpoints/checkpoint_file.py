@@ -24,6 +24,14 @@ from acker_client.source.records.stores import Committer
 _HELD = (errno.EAGAIN, errno.EACCES)
 
 
+def behind_link(path: Path) -> Path:
+    """Return the file that a symbolic link leads to, which need not exist yet; another path as it is.
+
+    Replacing the link itself would leave the file behind it as it was, for example on a volume.
+    """
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 class CheckpointFile:
     """The checkpoint file of one source: a ``SignedCheckpointStore`` and an ``IdentifiedCheckpointStore``.
 
@@ -33,7 +41,7 @@ class CheckpointFile:
     __slots__ = ("_by", "_identity", "_lock", "_wall", "kind", "path", "source")
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
-        self.path = path
+        self.path = behind_link(path)
         self._wall = wall
         self._by: Committer | None = None
         self._identity = ""

@@ -19,7 +19,8 @@ from acker_client.source.dead_letters.pieces import in_pieces
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import NOTHING_LOST, DeadLetter
 from acker_client.source.storage.connecting import store_of
-from acker_client.source.storage.listing import find_objects
+from acker_client.source.storage.listing import find_objects, objects_below
+from acker_client.source.storage.objects import Objects
 from acker_client.source.storage.store import Store
 from acker_client.source.storage.urls import url_of
 from acker_client.source.waiting import OUTAGE_S, OutOfReach, outlast
@@ -103,11 +104,15 @@ def folder_of(url: str, filesystem: Any = None) -> tuple[Store, str]:
 def objects_of(store: Store, path: str) -> list[str]:
     """Return the objects of letters that ``path`` names, in the order of writing: those in a folder, or one object."""
 
-    def in_folder(store: Store, folder: str) -> Any:
-        return find_objects(store, [f"{folder}/*{SUFFIX}"], asker="dead letters", in_folder=in_folder, may_be_none=True)
-
-    found = find_objects(store, [path], asker="dead letters", in_folder=in_folder, may_be_none=True)
+    found = find_objects(store, [path], asker="dead letters", in_folder=_letters_in, may_be_none=True)
     return [store.path_of(found[index]) for index in range(len(found))]
+
+
+def _letters_in(store: Store, folder: str) -> Objects:
+    """Return the objects of letters in a folder, whose own name may look like a pattern."""
+    return objects_below(
+        store, folder, lambda name: name.endswith(SUFFIX) and not name.startswith("."), lambda above, name: False
+    )
 
 
 def new_name(now_s: float, run: str, number: int) -> str:

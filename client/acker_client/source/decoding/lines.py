@@ -32,6 +32,8 @@ BOM = b"\xef\xbb\xbf"
 LINE_BYTES_MAX = 256 << 20
 # Small parts (many small files) are combined up to about this number of rows.
 ROWS_TOGETHER = 16_384
+# ... or bytes, because the offsets of an Arrow column have 32 bits.
+BYTES_TOGETHER = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +101,14 @@ class LineSlice:
 
     def _read(self) -> Iterator[ReadRows]:
         waiting: list[tuple[pa.RecordBatch, dict[int, str]]] = []
-        rows, number = 0, self.start
+        rows, size, number = 0, 0, self.start
         for each in self.chosen:
-            waiting.append(_selected(each.offsets, *self.parser.parse(read_lines(each.part))))
-            rows += len(each)
-            if rows >= ROWS_TOGETHER:
+            columns, unreadable = _selected(each.offsets, *self.parser.parse(read_lines(each.part)))
+            waiting.append((columns, unreadable))
+            rows, size = rows + len(each), size + columns.nbytes
+            if rows >= ROWS_TOGETHER or size >= BYTES_TOGETHER:
                 yield _combine(number, waiting)
-                waiting, rows, number = [], 0, number + rows
+                waiting, rows, size, number = [], 0, 0, number + rows
         if waiting:
             yield _combine(number, waiting)
 

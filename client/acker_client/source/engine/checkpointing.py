@@ -155,6 +155,6 @@ class Checkpointing:
 
     def _done(self, parts: Parts[Any], partition: str) -> Ranges:
         """Return the positions that a restart skips, with at most ``HOLES_MAX`` holes."""
-        if self._options.guarantee is Guarantee.AT_LEAST_ONCE:
-            return parts.done[partition].first_holes(HOLES_MAX)
-        return parts.done.get(partition, Ranges()).union(Ranges.below(parts.reach(partition)))
+        if self._options.guarantee is Guarantee.AT_MOST_ONCE:
+            return parts.done.get(partition, Ranges()).union(Ranges.below(parts.reach(partition)))
+        return parts.done[partition].first_holes(HOLES_MAX)

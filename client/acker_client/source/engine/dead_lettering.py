@@ -202,7 +202,7 @@ class DeadLettering:
         answered = self._lookup.parts.all_answered
         read = answered.records + tracker.finished_records + tracker.open_records
         dead = answered.dead + len(spent)
-        if dead <= DEAD_MIN or dead <= share_max * read:
+        if share_max == 1 or dead <= DEAD_MIN or dead <= share_max * read:
             return
         raise TooManyDeadLetters(
             f"{dead} of {read} records have spent all retries, more than max_dead_share={share_max:g}"

@@ -34,6 +34,8 @@ class Listeners:
         self._lookup = lookup
         self._in_flight = in_flight
         self._streams = streams
+        # Without retries there are no dead letters.
+        self._counts_dead = options.guarantee.retries
         # The outcomes that were not taken yet, and how many of the first are taken.
         self._untaken: deque[Endings] = deque()
         self._taken = 0
@@ -115,7 +117,10 @@ class Listeners:
         """Count records as open again whose outcomes will not be taken any more."""
         for endings in self._untaken:
             if endings.is_final:
-                self._in_flight.reopen(endings.records[self._taken :])
+                untaken = endings.records[self._taken :]
+                self._in_flight.reopen(untaken)
+                if self._counts_dead and endings.failures is not None:
+                    self._lookup.parts.uncount_dead(untaken)
             self._taken = 0
         self._untaken.clear()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.cluster.registration import check_seconds
-from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile, behind_link
 from acker_client.source.dead_letters.letter_objects import DeadLetterObjects
 from acker_client.source.dead_letters.letters_file import DeadLetterCall, DeadLetterFile
 from acker_client.source.dead_letters.letters_log import DeadLetterLog
@@ -50,7 +50,7 @@ class CommonOptions(TypedDict, total=False):
     with the job rather than with the records; 1 never stops it.
 
     ``guarantee``: "at_least_once"; "at_most_once": records are saved as done before they are emitted; "no_guarantee":
-    records are done once they are emitted, whatever their outcome. The last two never retry. ``commit_interval_s``:
+    records are done once their batch has ended, with any outcome. The last two never retry. ``commit_interval_s``:
     shortest time between two writes of the checkpoint (0: write with each batch), except when a partition is revoked
     and at the end; longer after a write of more than a second. ``group``: the source's membership of a group that
     shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
@@ -167,10 +167,16 @@ class Options:
         self._check_ports()
         if not 0 <= self.max_dead_share <= 1:
             raise ValueError(f"max_dead_share={self.max_dead_share}: give a share from 0 to 1 (1: never stop)")
-        _check_count("concurrency", self.concurrency)
-        for option in ("batch_records", "max_uncommitted", "max_uncommitted_per_partition", "partitions"):
-            if getattr(self, option) is not None:
-                _check_count(option, getattr(self, option))
+        for option in (
+            "concurrency",
+            "batch_records",
+            "max_uncommitted",
+            "max_uncommitted_per_partition",
+            "partitions",
+        ):
+            given = getattr(self, option)
+            if given is not None or option == "concurrency":
+                object.__setattr__(self, option, _count(option, given))
         if self.batch_records is not None and self.open_max < self.batch_records:
             raise ValueError(
                 f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"
@@ -209,8 +215,9 @@ class Options:
     @property
     def own_files(self) -> tuple[Path | str, ...]:
         """The files, and the URLs of objects, that this source writes. They are therefore not part of its input."""
-        beside = _beside(self.checkpoint) if isinstance(self.checkpoint, Path) else ()
-        written = [self.checkpoint, *beside, self.dead_letters]
+        checkpoint = behind_link(self.checkpoint) if isinstance(self.checkpoint, Path) else self.checkpoint
+        beside = _beside(checkpoint) if isinstance(checkpoint, Path) else ()
+        written = [checkpoint, *beside, self.dead_letters]
         stored = [str(each) for each in written if isinstance(each, S3Checkpoint | DeadLetterObjects)]
         return (*(each for each in written if isinstance(each, Path)), *stored)
 
@@ -353,6 +360,8 @@ def _beside(checkpoint: Path) -> tuple[Path, Path]:
     return checkpoint.with_name(checkpoint.name + ".lock"), checkpoint.with_name(checkpoint.name + ".new")
 
 
-def _check_count(option: str, value: object) -> None:
+def _count(option: str, value: object) -> int:
+    """Return a count as Python's own integer, because JSON takes no other."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{option}={value!r}: give a whole number, at least 1")
+    return int(value)

@@ -128,8 +128,8 @@ class Partitions:
             records = self._parts.add_parts(plan.parts)
             self._checkpointing.note_unsaved(partition for partition in plan.moved if partition in self._parts.done)
             self._is_read = plan.is_end
-            if not self._options.guarantee.retries:
-                records = self._count_as_done(plan.parts, records)
+            if self._options.guarantee is Guarantee.AT_MOST_ONCE:
+                records = self._commit_planned(plan.parts, records)
             if len(records):
                 self._dead_lettering.note_first_emission(int(records[0]), self._environment.wall())
             if plan.keys:
@@ -141,14 +141,12 @@ class Partitions:
         # Partitions that the plan has revoked took their released records with them.
         return np.concatenate((self._in_flight.tracker.open_among(released), records))
 
-    def _count_as_done(self, parts: Sequence[Any], records: RecordNumbers) -> RecordNumbers:
-        """Count planned records as done, as a source without retries does. With the guarantee at-most-once, commit them
-        before they are emitted. Returns the ``records`` that may be emitted: this source still owns their partition."""
+    def _commit_planned(self, parts: Sequence[Any], records: RecordNumbers) -> RecordNumbers:
+        """Commit planned records as done before they are emitted. Returns the ``records`` that may be emitted: this
+        source still owns their partition."""
         self._checkpointing.note_unsaved(part.partition for part in parts)
-        if self._options.guarantee is Guarantee.AT_MOST_ONCE:
-            fenced = self.commit()
-            records = records[~np.isin(records, self._parts.numbers_of(fenced))]
-        return records
+        fenced = self.commit()
+        return records[~np.isin(records, self._parts.numbers_of(fenced))]
 
     def _pause_full(self) -> bool:
         """Pause partitions that have too many open records, or more holes than a checkpoint holds.

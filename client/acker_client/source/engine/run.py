@@ -204,7 +204,7 @@ class Run:
             undo.add(upstream.close)
         watching: Watching = client if isinstance(client, NoServers) else environment.watch(client)
         undo.add(watching.stop)
-        server_batches = ServerBatches(client, environment, options.deadline_s)
+        server_batches = ServerBatches(client, environment, options.deadline_s, options.guarantee)
         self._batches = Batches(
             options, environment, lookup, in_flight, server_batches, session, self._spark, self._schema
         )

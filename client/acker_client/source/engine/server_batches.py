@@ -17,6 +17,7 @@ from acker_client.pins import Pin
 from acker_client.source.engine.environment import Environment
 from acker_client.source.engine.no_servers import NoServers
 from acker_client.source.errors import SourceError
+from acker_client.source.records.guarantee import Guarantee
 from acker_protocol.messages import Settlement
 
 log = logging.getLogger("acker_client.source")
@@ -27,6 +28,9 @@ PAUSE_S = 1.0
 TRY_S = 1.0
 # After this silence of the servers, `settle_at_servers_once` makes no attempt.
 SILENT_S = 10.0
+# What becomes of the records of a batch that the servers do not take.
+OPEN = "nothing is lost"
+SAVED = "its records are saved as done (guarantee='at_most_once') and are not read again"
 
 
 class NoRoom(Exception):
@@ -34,10 +38,18 @@ class NoRoom(Exception):
 
 
 class ServerBatches:
-    """The batches of one session."""
+    """The batches of one session. ``guarantee``: it says what becomes of records whose batch the servers do not
+    take."""
 
-    def __init__(self, client: AckerClient | NoServers, environment: Environment, deadline_s: float) -> None:
+    def __init__(
+        self,
+        client: AckerClient | NoServers,
+        environment: Environment,
+        deadline_s: float,
+        guarantee: Guarantee = Guarantee.AT_LEAST_ONCE,
+    ) -> None:
         self._client = client
+        self._fate = SAVED if guarantee is Guarantee.AT_MOST_ONCE else OPEN
         self._environment = environment
         self._deadline_s = deadline_s
 
@@ -68,12 +80,12 @@ class ServerBatches:
                     budget_s=budget_s,
                 )
             except Rejected as error:
-                _raise_refused(error, up_to)
+                _raise_refused(error, up_to, self._fate)
             except RETRYABLE as error:
                 if not waits:
                     raise NoRoom from error
                 if self._environment.clock() >= deadline_s:
-                    _raise_given_up(error, up_to, self._deadline_s)
+                    _raise_given_up(error, up_to, self._deadline_s, self._fate)
                 log.warning("batch %d is not open yet: %s", scope.number, error)
                 self._environment.sleep(self._environment.draw() * PAUSE_S)
 
@@ -123,20 +135,19 @@ class ServerBatches:
             self._client.forget_batch(number)
 
 
-def _raise_refused(error: AckerError, up_to: int) -> NoReturn:
+def _raise_refused(error: AckerError, up_to: int, fate: str) -> NoReturn:
     raise SourceError(
         f"the server refuses a batch of {up_to} records ({error}): lower batch_records, or give the server a higher"
-        " --max-pending; nothing is lost"
+        f" --max-pending; {fate}"
     ) from error
 
 
-def _raise_given_up(error: AckerError, up_to: int, deadline_s: float) -> NoReturn:
+def _raise_given_up(error: AckerError, up_to: int, deadline_s: float, fate: str) -> NoReturn:
     if isinstance(error, Overloaded):
         raise SourceError(
             f"the server had no room for a batch of {up_to} records for {deadline_s:g} s ({error}): lower"
-            " batch_records, or give the server a higher --max-pending; nothing is lost"
+            f" batch_records, or give the server a higher --max-pending; {fate}"
         ) from error
     raise SourceError(
-        f"no batch could be opened for {deadline_s:g} s ({error}); nothing is lost: start again when the server is"
-        " there"
+        f"no batch could be opened for {deadline_s:g} s ({error}): start again when the server is there; {fate}"
     ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from acker_client.source.engine.prometheus import SourceCollector
+
+
+# Guards the beginning of runs. Not a part of a source, which stays picklable.
+_BEGINNING = threading.Lock()
 
 
 class Source:
@@ -145,9 +150,18 @@ class Source:
         """Begin a run. ``streams``: its outcomes are taken, see ``Run``."""
         return _Running(self, spark, streams)
 
+    def _claim(self) -> None:
+        """Note that a run begins. From here on a ``stop()`` counts. Raises ``SourceError`` if one is under way."""
+        with _BEGINNING:
+            if self._is_running:
+                raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
+            self._is_running, self._is_stopping = True, False
+
+    def _open_run(self, spark: Any, streams: bool) -> AbstractContextManager[Run]:
+        """Return a run that is not open yet. An input may need more around it."""
+        return self._new_run(spark, streams)
+
     def _new_run(self, spark: Any, streams: bool = False) -> Run:
-        if self._is_running:
-            raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
         input_, schema = self.input()
         return Run(
             self.options,
@@ -169,16 +183,20 @@ class _Running:
         self._streams = streams
 
     def __enter__(self) -> Run:
-        run = self._source._new_run(self._spark, self._streams)
-        self._source._is_stopping = False
-        run.__enter__()
-        self._source._run, self._source._is_running = run, True
+        self._source._claim()
+        try:
+            self._opened = self._source._open_run(self._spark, self._streams)
+            run = self._source._run = self._opened.__enter__()
+        except BaseException:
+            self._source._is_running = False
+            raise
         return run
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._source._is_running = False
-        if self._source._run is not None:
-            self._source._run.__exit__(kind, error, at)
+        try:
+            self._opened.__exit__(kind, error, at)
+        finally:
+            self._source._is_running = False
 
 
 def _check_process(method: str, process: object) -> None:

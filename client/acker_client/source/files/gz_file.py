@@ -30,7 +30,7 @@ class GzFile(BaseFile):
 
     def __init__(self, partition: str, shown: str, content: Content, mark: FileMark | None) -> None:
         super().__init__(partition, shown, content, mark)
-        self.lines = mark.total if mark and mark.complete else None
+        self.lines = mark.total if mark else None
         self._line = mark.lines if mark else 0
         self._digest = mark.digest if mark else ""
         # The version of the file that ``blocks`` has last read to its end, or found damaged.

@@ -182,7 +182,8 @@ class LocalFiles:
 
     def progress(self, done: Mapping[str, Ranges]) -> tuple[int, int, str]:
         """Return the number of files, the number of those that are not done, and where the first of these stands."""
-        left = [file for file in self._files.values() if not _is_ended(file, done)]
+        # Copied at once, because any thread may ask.
+        left = [file for file in list(self._files.values()) if not _is_ended(file, done)]
         files = {**self._live, **{file.partition: file for file in left}}
         if not left:
             return len(files), 0, ""

@@ -6,6 +6,7 @@ tag. Lines are counted block by block, without Python code per line.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO
@@ -60,7 +61,7 @@ class PlainFile(BaseFile):
     @property
     def recognized(self) -> Content:
         content = self.content
-        if not isinstance(content, LocalContent) or content.inode is None:
+        if not isinstance(content, LocalContent):
             return content
         _, byte, digest = self._sealed
         return replace(content, sealed=(byte, digest))
@@ -120,7 +121,7 @@ class PlainFile(BaseFile):
             self._line, self._byte = self._line + len(starts), stop
             if self.content.may_grow:
                 # Must come before the yield: a copy that takes the place of the file must begin with these lines too.
-                self._sealed = (self._line, stop, self.content.digest(file, stop))
+                self._seal(file)
             if not is_growing and stop >= self._size:
                 # Must come before the yield: a caller with a full batch comes back only when it needs more lines.
                 self.lines = self._line
@@ -176,8 +177,15 @@ class PlainFile(BaseFile):
                 " leave it out"
             )
 
+    def _seal(self, file: BinaryIO) -> None:
+        """Recognize the file by all that was read. Raises ``InputChanged`` if it was written anew since the last block
+        was yielded, and perhaps before this block was read."""
+        # The seek to the end drops what a buffer still holds of the file.
+        self._check_not_truncated(file, file.seek(0, os.SEEK_END))
+        self._sealed = (self._line, self._byte, self.content.digest(file, self._byte))
+
     def _check_not_truncated(self, file: BinaryIO, size: int) -> None:
-        """Raise ``InputChanged`` if a followed file changed in any way other than by new lines at its end.
+        """Raise ``InputChanged`` if a local file changed in any way other than by new lines at its end.
 
         A file of the same size may have been rewritten, so its digest is checked too.
         """

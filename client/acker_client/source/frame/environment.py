@@ -51,7 +51,9 @@ class PersistedFrame:
         try:
             return rows_of_persisted(self._persisted, slices, columns)
         except Exception as error:
-            raise changed(error) or error from error
+            if (found := changed(error)) is not None:
+                raise found from error
+            raise
 
     def plan(self, spark: Any, plan: FramePlan) -> BatchFrame:
         """Plan the frame of a batch; used as ``Environment.frame``."""

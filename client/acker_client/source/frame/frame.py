@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from acker_client.clean_up import CleanUp
@@ -13,7 +14,6 @@ from acker_client.source.engine.given import options_of
 from acker_client.source.engine.options import CommonOptions
 from acker_client.source.engine.run import Run
 from acker_client.source.engine.source import Source
-from acker_client.source.errors import SourceError
 from acker_client.source.frame.environment import PersistedFrame, StreamingQuery, changed, frame_environment
 from acker_client.source.frame.input import FrameInput
 from acker_client.source.records.batch_size import LARGEST
@@ -43,8 +43,11 @@ class Frame(Source):
         storage_level: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        # The user has chosen the size of a micro-batch.
-        super().__init__(options_of(Frame, {"batch_records": LARGEST, **options}))
+        given = options_of(Frame, options)
+        if "batch_records" not in options:
+            # The user has chosen the size of a micro-batch.
+            given = replace(given, batch_records=min(LARGEST, given.open_max))
+        super().__init__(given)
         _key_names(key)
         self.df = df
         self.key = _checked_key(df, key, self.options.name)
@@ -62,11 +65,9 @@ class Frame(Source):
         return frame_environment(self._persisted, self._query)
 
     @contextmanager
-    def _begin_run(self, spark: Any, *, streams: bool = False) -> Iterator[Run]:
+    def _open_run(self, spark: Any, streams: bool) -> Iterator[Run]:
         from acker_client.spark.driver.persisted import Persisted
 
-        if self._is_running:
-            raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
         persisted = Persisted(self.df, self.storage_level)
         try:
             with CleanUp() as undo:
@@ -74,7 +75,7 @@ class Frame(Source):
                 persisted.persist()
                 self._persisted = PersistedFrame(persisted)
                 # In foreachBatch the active session is not the session of the micro-batch.
-                with super()._begin_run(self.df.sparkSession, streams=streams) as run:
+                with super()._open_run(self.df.sparkSession, streams) as run:
                     yield run
         except Exception as error:
             if (found := changed(error)) is not None:

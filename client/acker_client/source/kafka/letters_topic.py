@@ -12,6 +12,7 @@ import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 from acker_client.source.errors import SourceError
@@ -63,15 +64,15 @@ class KafkaTopic:
 
     def write(self, written: Iterable[DeadLetter] | Iterable[RecordOutcome]) -> None:
         """Send letters, or outcomes, and return when they are durable. Raises :class:`SourceError` if that fails."""
-        what = "dead letters"
+        rows: Iterator[DeadLetter | RecordOutcome] = iter(written)
+        first = list(islice(rows, 1))
+        what = "outcomes" if isinstance(next(iter(first), None), RecordOutcome) else "dead letters"
 
         def messages() -> Iterator[tuple[bytes, bytes]]:
-            nonlocal what
-            for each in written:
+            for each in chain(first, rows):
                 if isinstance(each, DeadLetter):
                     yield from self._messages(each)
                 else:
-                    what = "outcomes"
                     yield _key_of(each), _encoded(each.to_json())
 
         try:

@@ -236,6 +236,9 @@ class ParquetInput:
             raise error
         if isinstance(error, NoParquet) and index not in self._backlog.unfinished:
             log.warning("%s It is looked at again once it changes", error)
+        if isinstance(error, NotHere):
+            # No listing has this size, so the next one that shows the file shows a change.
+            self._backlog.known.sizes[index] = -1
         self._backlog.is_done[index] = isinstance(error, NotHere)
         self._backlog.unfinished.add(index)
 

@@ -12,7 +12,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -81,8 +81,8 @@ def _put_back_locally(path: Path, again: Path, is_chosen: Callable[[DeadLetter],
                 content = _content(file)
                 end = b"" if not content or content.endswith(b"\n") else b"\n"
                 new = new_letters(raw_letters(again, content), letters.moving)
-                _replace(again, file, content + end + joined(new))
-            _replace(path, dead, letters.left)
+                _replace(again, file, content + end + joined(new), owned_like=file if content else dead)
+            _replace(path, dead, letters.left, owned_like=dead)
     return letters.moved
 
 
@@ -117,11 +117,21 @@ def _content(file: FileIO) -> bytes:
     return file.readall()
 
 
-def _replace(path: Path, file: FileIO, content: bytes) -> None:
-    """Replace a file as a whole and durably; keep its permissions."""
+def _give(file: int, like: os.stat_result) -> None:
+    """Give an open file to the owner and group that ``like`` has. Raises ``PermissionError`` if that needs rights, but
+    not for the group alone."""
+    is_own = os.fstat(file).st_uid == like.st_uid
+    with suppress(PermissionError) if is_own else nullcontext():
+        os.fchown(file, like.st_uid, like.st_gid)
+
+
+def _replace(path: Path, file: FileIO, content: bytes, *, owned_like: FileIO) -> None:
+    """Replace a file as a whole and durably; keep its permissions. The owner is that of ``owned_like``, which keeps the
+    file with its source if another user puts letters back."""
     draft = path.with_name(f".{path.name}.new")  # hidden, so that no pattern of a following source matches it
     try:
         with open(draft, "wb", opener=open_private) as new:
+            _give(new.fileno(), os.fstat(owned_like.fileno()))
             os.fchmod(new.fileno(), os.fstat(file.fileno()).st_mode & 0o7777)
             new.write(content)
             new.flush()

@@ -111,6 +111,11 @@ class Parts(Generic[P]):
         for index, where in self._by_part(records):
             self._add_answered(self._parts[index].partition, Answered(dead=len(records[where])))
 
+    def uncount_dead(self, records: RecordNumbers) -> None:
+        """Undo ``count_dead`` for ``records``, which are open again."""
+        for index, where in self._by_part(records):
+            self._add_answered(self._parts[index].partition, Answered(dead=-len(records[where])))
+
     def numbers_of(self, partitions: Iterable[str]) -> RecordNumbers:
         """Return the numbers of all open parts of some partitions, ascending."""
         wanted = set(partitions)
