@@ -508,6 +508,10 @@ def _table_of(rows: DataFrame) -> DataFrame:
     return rows.sparkSession.table("v")
 
 
+def _other(rows: DataFrame) -> SparkSession:
+    return rows.sparkSession.newSession()
+
+
 def _selected(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("v")
     return rows.sparkSession.sql("select * from v where number >= 0")
@@ -966,6 +970,21 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         ),
         "SQL insert into nosuchtable",
     ),
+    "another session's statement over a global view into no table, then an archive": (
+        lambda rows, place: (
+            rows.createOrReplaceGlobalTempView("of_all"),
+            suppressing(lambda: _other(rows).sql("insert into nosuchtable select * from global_temp.of_all")),
+            rows.write.parquet(place),
+        ),
+        "SQL insert into nosuchtable",
+    ),
+    "another session's frame of an RDD into no table, then an archive": (
+        lambda rows, place: (
+            suppressing(lambda: _other(rows).createDataFrame(rows.rdd, rows.schema).write.insertInto("nosuchtable")),
+            rows.write.parquet(place),
+        ),
+        "insertInto nosuchtable",
+    ),
     "a merge into no table, then an archive": (
         lambda rows, place: (
             suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge()),
@@ -1170,6 +1189,24 @@ def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_los
     assert verdicts == {Verdict.LOST}
     assert because in error
     assert "save()" in error
+
+
+def test_a_statement_counts_also_in_a_session_whose_sql_other_code_has_replaced(
+    run: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, theirs = vars(SparkSession)["sql"], spark.sql
+    texts: list[str] = []
+
+    def replaced(text: str) -> DataFrame:
+        texts.append(text)
+        return theirs(text)
+
+    monkeypatch.setitem(vars(spark), "sql", replaced)
+    verdicts, error = run(lambda rows, _: _quoted_view(rows))
+    assert verdicts == {Verdict.LOST}
+    assert "failed" in error
+    assert len(texts) == 1
+    assert (vars(spark)["sql"], vars(SparkSession)["sql"]) == (replaced, own)
 
 
 NOTHING = {

@@ -22,7 +22,6 @@ from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.commit_evidence.batch import job_tag_of
 from acker_client.spark.commit_evidence.following import follow
 from acker_client.spark.commit_evidence.others import followed_too
-from acker_client.spark.commit_evidence.statements import watched
 from acker_client.spark.commit_evidence.witness import Trail
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.plan_check import fusing, plan
@@ -91,7 +90,7 @@ class Sink(Generic[Args, Value]):
             undo.add(partial(context.removeJobTag, tag))
             try:
                 context.addJobTag(tag)
-                with watched(rows.sparkSession, trail), followed_too(trail):
+                with followed_too(trail):
                     value = self.function(follow(rows, trail), *args, **kwargs)
             except BaseException as error:
                 evidence.content = key.content()
