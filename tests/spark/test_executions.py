@@ -1392,6 +1392,25 @@ def test_where_spark_forgets_an_execution_while_it_is_judged_its_batch_is_not_tr
     assert batch.error is None
 
 
+def test_rows_are_found_in_a_plan_whose_text_spark_has_cut_off(run: Any, conf: Any) -> None:
+    conf("spark.sql.maxPlanStringLength", "200")
+    assert run(lambda rows, _: noop(rows)) == ({Verdict.ACKED}, "")
+
+
+def test_a_failure_counts_even_if_spark_has_cut_its_rows_off_the_text_of_the_plan(run: Any, conf: Any) -> None:
+    conf("spark.sql.maxPlanStringLength", "10000")
+
+    def body(rows: DataFrame, _: str) -> None:
+        # Spark describes the long expression before it describes the rows.
+        other = rows.sparkSession.range(9).selectExpr("id as number", f"concat('{'long' * 4000}', id) as text")
+        suppressing(lambda: other.join(no_room(rows), "number").collect())
+        noop(rows)
+
+    verdicts, error = run(body)
+    assert verdicts == {Verdict.LOST}
+    assert "failed" in error
+
+
 @pytest.mark.long
 def test_the_users_word_stands_for_what_cannot_be_proven(live: Any) -> None:
     batch = live(TEXTS)

@@ -385,8 +385,10 @@ class BatchEvidence:
     @property
     def has_run(self) -> bool:
         """Whether anything ran over the batch's rows, so that the driver may have seen some. Reads Spark's stores."""
-        finder = ActionFinder(self._executions.ran())
-        return bool(finder.jobs) or any(finder.names(node.function) for node in lineage.steps_of(self))
+        with suppress(Forgotten):
+            finder = ActionFinder(self._executions.ran())
+            return bool(finder.jobs) or any(finder.names(node.function) for node in lineage.steps_of(self))
+        return True
 
     @property
     def without(self) -> frozenset[int]:
