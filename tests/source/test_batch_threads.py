@@ -94,6 +94,26 @@ def test_a_batch_that_ends_before_an_earlier_one_is_settled_first(cluster: Clust
     assert {*noted.acked[5:]} == {0, 1, 2, 3, 4}
 
 
+def test_batches_of_one_lane_are_settled_one_after_the_other(cluster: Cluster) -> None:
+    later_are_written, settled, lanes = threading.Event(), list[int](), dict[int, int]()
+
+    class Listener(Log):
+        def on_ack(self, acked: Any) -> None:
+            settled.extend(number // 5 + 1 for number in acked.records.tolist()[:1])
+
+    def process(batch: Batch) -> None:
+        lanes[batch.number] = batch.lane
+        if batch.number == 1:
+            assert later_are_written.wait(WAIT_S)
+        elif batch.number == 4:
+            later_are_written.set()
+        save_all(batch)
+
+    source(cluster, 20, listener=Listener()).run(NO_SPARK, process)
+    assert lanes == {1: 0, 2: 1, 3: 1, 4: 1}
+    assert [number for number in settled if lanes[number] == 1] == [2, 3, 4]
+
+
 def test_a_batch_that_fails_beside_others_costs_only_its_own_records_a_replay(cluster: Cluster) -> None:
     noted = Log()
     summary = source(cluster, 30, listener=noted).run(NO_SPARK, breaking(lambda row: row.value == "a7"))

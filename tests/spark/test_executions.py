@@ -508,6 +508,10 @@ def _table_of(rows: DataFrame) -> DataFrame:
     return rows.sparkSession.table("v")
 
 
+def _other(rows: DataFrame) -> SparkSession:
+    return rows.sparkSession.newSession()
+
+
 def _selected(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("v")
     return rows.sparkSession.sql("select * from v where number >= 0")
@@ -966,6 +970,21 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         ),
         "SQL insert into nosuchtable",
     ),
+    "another session's statement over a global view into no table, then an archive": (
+        lambda rows, place: (
+            rows.createOrReplaceGlobalTempView("of_all"),
+            suppressing(lambda: _other(rows).sql("insert into nosuchtable select * from global_temp.of_all")),
+            rows.write.parquet(place),
+        ),
+        "SQL insert into nosuchtable",
+    ),
+    "another session's frame of an RDD into no table, then an archive": (
+        lambda rows, place: (
+            suppressing(lambda: _other(rows).createDataFrame(rows.rdd, rows.schema).write.insertInto("nosuchtable")),
+            rows.write.parquet(place),
+        ),
+        "insertInto nosuchtable",
+    ),
     "a merge into no table, then an archive": (
         lambda rows, place: (
             suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge()),
@@ -1172,6 +1191,24 @@ def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_los
     assert "save()" in error
 
 
+def test_a_statement_counts_also_in_a_session_whose_sql_other_code_has_replaced(
+    run: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, theirs = vars(SparkSession)["sql"], spark.sql
+    texts: list[str] = []
+
+    def replaced(text: str) -> DataFrame:
+        texts.append(text)
+        return theirs(text)
+
+    monkeypatch.setitem(vars(spark), "sql", replaced)
+    verdicts, error = run(lambda rows, _: _quoted_view(rows))
+    assert verdicts == {Verdict.LOST}
+    assert "failed" in error
+    assert len(texts) == 1
+    assert (vars(spark)["sql"], vars(SparkSession)["sql"]) == (replaced, own)
+
+
 NOTHING = {
     "noop": lambda rows, _: noop(rows.where(F.col("number").isin([]))),
     "parquet": lambda rows, place: rows.where(F.lit(False)).write.partitionBy("number").parquet(place),
@@ -1353,6 +1390,25 @@ def test_where_spark_forgets_an_execution_while_it_is_judged_its_batch_is_not_tr
     # If the stores can be read at the second time, they decide.
     times[0] = 1
     assert batch.error is None
+
+
+def test_rows_are_found_in_a_plan_whose_text_spark_has_cut_off(run: Any, conf: Any) -> None:
+    conf("spark.sql.maxPlanStringLength", "200")
+    assert run(lambda rows, _: noop(rows)) == ({Verdict.ACKED}, "")
+
+
+def test_a_failure_counts_even_if_spark_has_cut_its_rows_off_the_text_of_the_plan(run: Any, conf: Any) -> None:
+    conf("spark.sql.maxPlanStringLength", "10000")
+
+    def body(rows: DataFrame, _: str) -> None:
+        # Spark describes the long expression before it describes the rows.
+        other = rows.sparkSession.range(9).selectExpr("id as number", f"concat('{'long' * 4000}', id) as text")
+        suppressing(lambda: other.join(no_room(rows), "number").collect())
+        noop(rows)
+
+    verdicts, error = run(body)
+    assert verdicts == {Verdict.LOST}
+    assert "failed" in error
 
 
 @pytest.mark.long

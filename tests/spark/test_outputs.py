@@ -189,8 +189,8 @@ def test_a_sink_that_failed_after_its_write_may_be_called_again_in_the_same_batc
 
 
 def test_delta_versions_rise_within_a_run_and_each_run_and_named_write_has_its_own_app_id() -> None:
-    def batch(session: int, number: int) -> Any:
-        return SimpleNamespace(id=f"orders-{session:016x}-{number}")
+    def batch(session: int, number: int, lane: int = 0) -> Any:
+        return SimpleNamespace(id=f"orders-{session:016x}-{number}", lane=lane)
 
     runs = [[delta_options(batch(session, number)) for number in range(1, 12)] for session in (1, 2)]
     assert [len({options["txnAppId"] for options in run}) for run in runs] == [1, 1]
@@ -198,3 +198,5 @@ def test_delta_versions_rise_within_a_run_and_each_run_and_named_write_has_its_o
     for run in runs:
         assert [int(options["txnVersion"]) for options in run] == list(range(1, 12))
     assert delta_options(batch(1, 3), "items") == {"txnAppId": "orders-0000000000000001-items", "txnVersion": "3"}
+    at_once = [delta_options(batch(1, 3, lane), write)["txnAppId"] for lane in range(3) for write in ("", "1", "items")]
+    assert len(set(at_once)) == 9

@@ -136,6 +136,8 @@ class Store:
 
     def __init__(self) -> None:
         self.saved = 0
+        # Cannot be pickled.
+        self.lock = threading.Lock()
 
     @sink
     def save(self, rows: DataFrame) -> int:
@@ -177,6 +179,10 @@ def save_to(rows: DataFrame, place: Place) -> None:
     noop(rows)
 
 
+def save_to_first(rows: DataFrame, places: list[Any]) -> None:
+    save_to(rows, places[0])
+
+
 @pytest.mark.parametrize("save", [lambda df, place: sink(save_to)(df, place), lambda df, place: place.save(df)])
 def test_a_success_with_another_object_that_looks_alike_makes_nothing_good(
     spark: SparkSession, server: Any, save: Any
@@ -188,3 +194,48 @@ def test_a_success_with_another_object_that_looks_alike_makes_nothing_good(
                 save(live.df, Place(is_full))
         assert "disk full" in str(live.error)
         assert set(live.settle().values()) == {LOST}
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda df, place: place.save(df),
+        lambda df, place: sink(save_to)(df, place),
+        lambda df, place: sink(save_to)(df, place=place),
+        # A lock cannot be pickled.
+        lambda df, place: sink(save_to_first)(df, [place, LOCK]),
+    ],
+    ids=["method", "argument", "named", "list"],
+)
+def test_a_success_makes_nothing_good_if_the_program_has_changed_the_arguments_since_the_failure(
+    spark: SparkSession, server: Any, save: Any
+) -> None:
+    place = Place(is_full=True)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        with pytest.raises(OSError, match="disk full"):
+            save(live.df, place)
+        place.is_full = False
+        save(live.df, place)
+        assert "disk full" in str(live.error)
+        assert set(live.settle().values()) == {LOST}
+
+
+def test_a_success_with_arguments_that_nobody_has_changed_makes_a_failure_good(
+    spark: SparkSession, server: Any
+) -> None:
+    @sink
+    def save(rows: DataFrame, tries: list[object], *, options: dict[str, object]) -> None:
+        tries.append(LOCK)
+        noop(rows)
+        if len(tries) == 1:
+            raise OSError("once")
+
+    given: tuple[Any, Any] = [], {"lock": LOCK, "codec": "none"}
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        with pytest.raises(OSError, match="once"):
+            save(live.df, given[0], options=given[1])
+        save(live.df, given[0], options=given[1])
+        assert live.settle() == ALL

@@ -30,6 +30,8 @@ class BatchOfOutput(Protocol):
     @property
     def id(self) -> str: ...
     @property
+    def lane(self) -> int: ...
+    @property
     def written(self) -> dict[str, object]: ...
     def on_abandon(self, step: Callable[[], object]) -> None: ...
 
@@ -78,11 +80,13 @@ def delta_options(batch: BatchOfOutput, write: str = "") -> dict[str, str]:
 
     Delta skips a write whose version is not above the last version of its app. A retry therefore changes nothing if the
     first write was committed without the driver's knowledge. The app is the run of the source, the version is the
-    number of the batch. ``write`` names each write of a batch that writes more than once into one table; without
-    ``write``, Delta would skip all writes but the first.
+    number of the batch. A source with ``concurrency=n`` has n apps, since a batch may be written before one with a
+    lower number. ``write`` names each write of a batch that writes more than once into one table; without ``write``,
+    Delta would skip all writes but the first.
     """
     run, _, number = batch.id.rpartition("-")
-    return {"txnAppId": f"{run}-{write}" if write else run, "txnVersion": number}
+    app = f"{run}.{batch.lane}" if batch.lane else run
+    return {"txnAppId": f"{app}-{write}" if write else app, "txnVersion": number}
 
 
 class _Files:

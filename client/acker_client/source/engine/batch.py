@@ -60,6 +60,8 @@ class Batch:
     # When the work began, by the run's clock, and how long it took.
     began_s: float = 0.0
     worked_s: float = 0.0
+    # With ``concurrency``, the batches of one lane are worked on one after the other.
+    lane: int = 0
     # None until the work begins.
     frame: BatchFrame | None = None
 

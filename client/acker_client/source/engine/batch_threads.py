@@ -62,6 +62,7 @@ class BatchThreads:
         """Open batches up to ``concurrency``, and settle the next batch whose work ends. Waits for that at most
         ``LOOK_S``. Raises the error that ends the run."""
         while len(self._open) < self._concurrency and (batch := self._run.open_batch()) is not None:
+            batch.lane = min(set(range(self._concurrency)).difference(each.lane for each in self._open))
             self._open.append(batch)
             # Must come after the thread has started: `__exit__` waits for every thread in `_working`.
             self._working[batch] = self._run.start_thread(partial(self._work, batch), f"acker-batch-{batch.number}")

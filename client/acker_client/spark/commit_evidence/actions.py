@@ -185,6 +185,8 @@ class ActionFinder:
         execution is the evidence.
         """
         is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
+        # A text that Spark has cut off may hide one of the nodes that are looked for below.
+        is_planned = is_planned and not execution.is_cut_off
         # Collecting an aggregate is a look, whether or not it needs the rows.
         looks = CUTS | AGGREGATES | GROUPING if execution.collects else CUTS
         if (

@@ -125,6 +125,8 @@ class SinkEvidence:
         self.frame: DataFrame | None = None
         self.steps: tuple[str, ...] = ()
         self.partitioning: tuple[str, ...] = ()
+        # What the arguments held when the last call that raised had raised.
+        self.content: Sequence[object] = ()
         self._note_store = note_store
         self._lock = threading.Lock()
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
@@ -135,6 +137,8 @@ class SinkEvidence:
         self._is_unread = False
         # When the sink was last called again after it had raised.
         self._rerun_ms = -NEVER_MS
+        # The failure of a call that no later call repeated, because the program had changed the arguments.
+        self._unrepeated: SinkFailed | None = None
 
     def planned(self, plan: Callable[[], tuple[DataFrame, lineage.Node]]) -> tuple[DataFrame, lineage.Node]:
         """Return the rows to give to the sink, and the sink's step.
@@ -146,13 +150,17 @@ class SinkEvidence:
             self._planned = self._planned or plan()
             return self._planned
 
-    def begin_call(self, node: lineage.Node, rows: DataFrame) -> Witness:
+    def begin_call(self, node: lineage.Node, rows: DataFrame, *, is_changed: bool) -> Witness:
         """Start a call of the sink, and return its witness. ``node``: the sink's step; ``rows``: the rows that the sink
-        is given."""
+        is given; ``is_changed``: its arguments hold something else than after the last call that raised, so this call
+        does not repeat that one."""
         witness = Witness(node.tag, (node.tag,), self._note_store.note_writer)
         with self._lock:
             if isinstance(self.error, SinkFailed):
-                self._rerun_ms = now_ms()
+                if is_changed:
+                    self._unrepeated = self.error
+                else:
+                    self._rerun_ms = now_ms()
             self._calls.append((node, witness, rows))
             self._running.append(job_tag_of(node))
             # The sink counts as failed until it returns: if another thread settles the batch before that, the batch is
@@ -166,7 +174,7 @@ class SinkEvidence:
         # Does not keep the exception itself: its traceback would keep the user's loop alive after the loop has ended.
         failure = None if error is None else SinkFailed(self.name, error)
         with self._lock:
-            self.error = failure
+            self.error = failure or self._unrepeated
             self._running.remove(job_tag_of(node))
 
     @property
@@ -377,8 +385,10 @@ class BatchEvidence:
     @property
     def has_run(self) -> bool:
         """Whether anything ran over the batch's rows, so that the driver may have seen some. Reads Spark's stores."""
-        finder = ActionFinder(self._executions.ran())
-        return bool(finder.jobs) or any(finder.names(node.function) for node in lineage.steps_of(self))
+        with suppress(Forgotten):
+            finder = ActionFinder(self._executions.ran())
+            return bool(finder.jobs) or any(finder.names(node.function) for node in lineage.steps_of(self))
+        return True
 
     @property
     def without(self) -> frozenset[int]:

@@ -43,6 +43,9 @@ END_LOOK_S = 0.01
 # two folders with ", " in their names may look like one. The partition of a static insert comes after the folder.
 _FOLDER = re.compile(r"Execute InsertIntoHadoopFsRelationCommand (\S.*?), ")
 
+# The end of a plan's text that Spark has cut off (`spark.sql.maxPlanStringLength`).
+_CUT_OFF = re.compile(r"(\.\.\. \d+ more characters|Truncated plan of \d+ characters)\s*$")
+
 # Messages name the target of a command by this many characters of its text.
 PLACE_CHARS = 120
 
@@ -151,8 +154,15 @@ class Execution:
 
     @cached_property
     def plan(self) -> str:
-        """The plan as text, before and after adaptive changes."""
-        return str(self._data["physicalPlanDescription"])
+        """The plan as text, before and after adaptive changes. If Spark has cut the text off, the nodes of the plan as
+        it is now come after it."""
+        text = str(self._data["physicalPlanDescription"])
+        return "\n".join([text, *self._graph_so_far.texts]) if self.is_cut_off else text
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether Spark has cut off the text of the plan, so that it does not show every node."""
+        return _CUT_OFF.search(str(self._data["physicalPlanDescription"])) is not None
 
     @property
     def is_adapted(self) -> bool:
@@ -183,14 +193,14 @@ class Execution:
         if self.method in places.calls:
             return places.calls[self.method]
         place = self.graph.writing.removeprefix("Execute ")[:PLACE_CHARS] or self.method.rpartition(".")[2]
-        shape = shape_of(self.plan, places.functions)
+        shape = "" if self.is_cut_off else shape_of(self.plan, places.functions)
         return Target(place, (self.collects, shape)) if shape else Target.unlike(place)
 
     @cached_property
     def folder(self) -> str:
         """The folder into which it writes files; "" if it writes none. Does not wait for its end."""
         # Read the plan's graph, not its text: Spark may cut the text off, and its form is an option of the session.
-        found = _FOLDER.match((self._read_graph() if self._data["completionTime"] is None else self.graph).writing)
+        found = _FOLDER.match(self._graph_so_far.writing)
         return found[1] if found else ""
 
     @property
@@ -240,6 +250,11 @@ class Execution:
             return False
         # The end of ``other`` comes last, because it is waited for.
         return bool(self.folder) and other.folder == self.folder and other.ended_ms > self.began_ms
+
+    @property
+    def _graph_so_far(self) -> Graph:
+        """The plan, without waiting for the end of the execution."""
+        return self._read_graph() if self._data["completionTime"] is None else self.graph
 
     def _read_graph(self) -> Graph:
         return Graph(self._stores.plan_graph(self.number), self._stores.is_python_source)

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 
 from pyspark import RDD, StorageLevel
 from pyspark.core.rdd import PipelinedRDD
-from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData
+from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.merge import MergeIntoWriter
 
@@ -152,13 +152,13 @@ class FollowedFrame(_Followed, ClassicFrame):
         return self._checkpointed(lambda: super(FollowedFrame, self).localCheckpoint(eager, storageLevel))
 
     def createTempView(self, name: str) -> None:
-        self._name_view(super().createTempView, name)
+        self._name_view(super().createTempView, name, self.sparkSession)
 
     def createOrReplaceTempView(self, name: str) -> None:
-        self._name_view(super().createOrReplaceTempView, name)
+        self._name_view(super().createOrReplaceTempView, name, self.sparkSession)
 
     def registerTempTable(self, name: str) -> None:
-        self._name_view(super().registerTempTable, name)
+        self._name_view(super().registerTempTable, name, self.sparkSession)
 
     def createGlobalTempView(self, name: str) -> None:
         self._name_view(super().createGlobalTempView, name)
@@ -166,9 +166,13 @@ class FollowedFrame(_Followed, ClassicFrame):
     def createOrReplaceGlobalTempView(self, name: str) -> None:
         self._name_view(super().createOrReplaceGlobalTempView, name)
 
-    def _name_view(self, create: Callable[[str], None], name: str) -> None:
+    def _name_view(self, create: Callable[[str], None], name: str, session: SparkSession | None = None) -> None:
         create(name)
-        self._trail.witness.views[name.replace("`", "").lower()] = frame_step(self)
+        witness, name = self._trail.witness, name.replace("`", "").lower()
+        witness.views[name] = frame_step(self)
+        witness.view_sessions.pop(name, None)
+        if session is not None:
+            witness.view_sessions[name] = session
 
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
         """Make a checkpoint, which delivers nothing. A failed checkpoint counts as a failed delivery, because the

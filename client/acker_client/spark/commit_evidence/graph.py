@@ -162,6 +162,11 @@ class Graph:
         return cls(Stores(df.sparkSession).read(graph), lambda _: True)
 
     @property
+    def texts(self) -> list[str]:
+        """The nodes, as Spark describes them."""
+        return [text for _, text in self._nodes.values()]
+
+    @property
     def writes(self) -> bool:
         """Whether the plan is a write of anything."""
         return any(_WRITES.match(name) for name, _ in self._nodes.values())

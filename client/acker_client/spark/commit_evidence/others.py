@@ -2,13 +2,14 @@
 `other.join(rows)`, a view, SQL, and `other.union(rows.rdd)`.
 
 While a sink runs, such a frame is followed from the moment that its rows are taken out. The frame's plan shows whose
-rows it holds. An RDD has no plan: it is followed if it was made from an RDD that is followed.
+rows it holds. An RDD has no plan: it is followed if it was made from an RDD that is followed. So is a frame that any
+session makes from such an RDD, and all sessions watch their ``statements``: PySpark wraps one session in many objects.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import getattr_static
@@ -16,9 +17,11 @@ from itertools import starmap
 from typing import Any
 
 from pyspark import RDD, SparkContext
+from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed, follow, follow_rows
+from acker_client.spark.commit_evidence.statements import watching
 from acker_client.spark.commit_evidence.witness import Trail
 
 # Attributes that take rows out of a frame, or hand them to the user's function.
@@ -33,10 +36,13 @@ _patches: list[_PatchedAttribute] = []
 
 @contextmanager
 def followed_too(trail: Trail) -> Iterator[None]:
-    """While the block runs, follow every frame that holds rows of ``trail``."""
+    """While the block runs, follow every frame that holds rows of ``trail``, and watch all statements over them."""
     with _lock:
         if not _trails:
             _patches.extend([*(_PatchedAttribute(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
+            _patches.extend(
+                [_SessionMethod("sql", _watching_sql), _SessionMethod("createDataFrame", _following_frames)]
+            )
             for patch in _patches:
                 patch.install()
         _trails.append(trail)
@@ -96,8 +102,46 @@ class _Union(_PatchedAttribute):
         return call
 
 
-def _trail_of(frame: ClassicFrame) -> Trail | None:
+class _SessionMethod(_PatchedAttribute):
+    """Replaces a method of all sessions. If other code has put its own method into one session, this method is wrapped
+    there, and remains afterwards. ``wrapped`` takes a session and its method, and returns the method to call."""
+
+    def __init__(self, name: str, wrapped: Callable[[SparkSession, Callable[..., Any]], Callable[..., Any]]) -> None:
+        super().__init__(SparkSession, name)
+        self._wrapped = wrapped
+
+    def __get__(self, session: Any, kind: type | None = None) -> Any:
+        own = None if session is None else vars(session).get(self._name)
+        method = own or self._before.__get__(session, kind)
+        return method if session is None else self._wrapped(session, method)
+
+    # With this method and the next one, Python prefers this object to a session's own attribute.
+    def __set__(self, session: Any, method: Any) -> None:
+        vars(session)[self._name] = method
+
+    def __delete__(self, session: Any) -> None:
+        del vars(session)[self._name]
+
+
+def _watching_sql(session: SparkSession, sql: Callable[..., Any]) -> Callable[..., Any]:
+    return watching(session, sql, _running)
+
+
+def _following_frames(_: SparkSession, create: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(create)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return follow_rows(create(*args, **kwargs), [args[0] if args else kwargs.get("data")], "createDataFrame")
+
+    return run
+
+
+def _running() -> list[Trail]:
+    """Return the trails of the sinks that run now."""
     with _lock:
-        trails = list(_trails)
+        return list(_trails)
+
+
+def _trail_of(frame: ClassicFrame) -> Trail | None:
+    trails = _running()
     plan = analyzed(frame) if trails else ""
     return next((trail for trail in trails if trail.witness.places.are_in(plan)), None)

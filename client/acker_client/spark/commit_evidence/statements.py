@@ -1,16 +1,15 @@
-"""Statements: SQL text that a session runs over views of a sink's rows, while the sink runs.
+"""Statements: SQL text that sessions run over views of a sink's rows, while the sink runs (``others``).
 
 Decides which statements are over the rows (they name a view of them, or have a frame of them as an argument), which of
-these deliver, and where to. Spark's stores do not show a statement that Spark cannot analyse. All other statements of
-the session run unchanged.
+these deliver, and where to. Spark's stores do not show a statement that Spark cannot analyse. All other statements run
+unchanged.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
@@ -18,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.commit_evidence.evidence import Target
-from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed, follow_rows
+from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed
 from acker_client.spark.commit_evidence.turns import table_of, turn
 from acker_client.spark.commit_evidence.witness import Trail, frame_step, names_step, now_ms
 from acker_client.spark.driver.catalyst import each
@@ -32,40 +31,17 @@ _VIEW = re.compile(
 _HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
 # Messages name a statement by this many characters of its text.
 _PLACE_CHARS = 80
-_PATCHED = ("sql", "createDataFrame")
-_TRAILS = "_acker_trails"
-_lock = threading.Lock()
 
 
-@contextmanager
-def watched(spark: SparkSession, trail: Trail) -> Iterator[None]:
-    """Watch the statements of ``spark`` over the rows of ``trail`` while the block runs."""
-    attributes: dict[str, Any] = vars(spark)
-    with _lock:
-        if _TRAILS not in attributes:
-            # Other code may have patched the session already.
-            attributes[_TRAILS] = [], {name: attributes[name] for name in _PATCHED if name in attributes}
-            attributes["sql"] = _watching_sql(spark, spark.sql, attributes[_TRAILS][0])
-            attributes["createDataFrame"] = _following_frames(spark.createDataFrame)
-        trails, before = attributes[_TRAILS]
-        trails.append(trail)
-    try:
-        yield
-    finally:
-        with _lock:
-            trails.remove(trail)
-            if not trails:
-                for name in (*_PATCHED, _TRAILS):
-                    del attributes[name]
-                attributes.update(before)
+def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], list[Trail]]) -> Callable[..., Any]:
+    """Return ``sql``, the method of ``spark``, which watches its statements over the rows of ``trails``."""
 
-
-def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> Callable[..., Any]:
     @wraps(sql)
     def run(*args: Any, **kwargs: Any) -> Any:
         text = str(args[0] if args else kwargs["sqlQuery"])
-        with _lock:
-            over = [(trail, views) for trail in trails if (views := _views(trail, text, kwargs))]
+        views = _views(trails(), spark, text)
+        uses = [(trail, (*views[trail], *_given(trail, kwargs))) for trail in views]
+        over = [(trail, used) for trail, used in uses if used]
         if not over:
             return sql(*args, **kwargs)
         began_ms, delivers = now_ms(), bool(_DELIVERS.search(text))
@@ -74,8 +50,8 @@ def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Tra
         plan = _analysed(spark, text) if delivers else ()
         where = None if plan is None else (names_step(spark), given, plan)
         targets = [
-            (trail, Target.unlike(place) if where is None else trail.target(place, "sql", where, views))
-            for trail, views in over
+            (trail, Target.unlike(place) if where is None else trail.target(place, "sql", where, used))
+            for trail, used in over
         ]
         with ExitStack() as stack:
             if delivers:
@@ -93,14 +69,6 @@ def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Tra
         for trail, _ in over:
             trail.witness.views.update({"".join(name).lower(): new_tag() for name in _VIEW.findall(text)})
         return made
-
-    return run
-
-
-def _following_frames(create: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(create)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return follow_rows(create(*args, **kwargs), [args[0] if args else kwargs.get("data")], "createDataFrame")
 
     return run
 
@@ -126,11 +94,28 @@ def _analysed(spark: SparkSession, text: str) -> Hashable | None:
     return tuple(queries) if is_leaf else (plan.semanticHash(),)
 
 
-def _views(trail: Trail, text: str, kwargs: dict[str, Any]) -> tuple[object, ...]:
-    """Return the views and frames of the rows that a statement uses, each as a key that is equal for equal rows."""
+def _views(trails: Sequence[Trail], spark: SparkSession, text: str) -> dict[Trail, list[Hashable]]:
+    """Return the views of each trail's rows that a statement of ``spark`` uses, each as a key that is equal for equal
+    rows."""
     text = text.replace("`", "").lower()
-    given = [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
-    return (*(step for name, step in sorted(trail.witness.views.items()) if _names(text, name)), *given)
+    used = {trail: [name for name in sorted(trail.witness.views) if _names(text, name)] for trail in trails}
+    if sum(map(bool, used.values())) > 1:
+        # Another session may have a view with the name of a view of this session.
+        own = {name for trail, names in used.items() for name in names if _is_in(spark, trail, name)}
+        for trail, names in used.items():
+            sessions = trail.witness.view_sessions
+            used[trail] = [n for n in names if n not in own or n not in sessions or _is_in(spark, trail, n)]
+    return {trail: [trail.witness.views[name] for name in names] for trail, names in used.items()}
+
+
+def _is_in(spark: SparkSession, trail: Trail, view: str) -> bool:
+    session = trail.witness.view_sessions.get(view)
+    return session is not None and (session is spark or bool(session._jsparkSession == spark._jsparkSession))
+
+
+def _given(trail: Trail, kwargs: dict[str, Any]) -> list[Hashable]:
+    """Return the frames of a trail's rows that a statement has as arguments, as :func:`_views` returns views."""
+    return [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
 
 
 def _names(text: str, view: str) -> bool:

@@ -59,6 +59,8 @@ class Witness:
         self.calls: dict[str, Target] = {}
         # Views of the sink's rows by name, each with a key that is equal for equal rows.
         self.views: dict[str, Hashable] = {}
+        # The sessions of those views that no other session sees.
+        self.view_sessions: dict[str, SparkSession] = {}
         self.waits = list[TurnWait]()
         self._lock = threading.Lock()
         self._inside = threading.local()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import numpy as np
 from pyspark.sql import DataFrame
@@ -22,11 +22,11 @@ from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.commit_evidence.batch import job_tag_of
 from acker_client.spark.commit_evidence.following import follow
 from acker_client.spark.commit_evidence.others import followed_too
-from acker_client.spark.commit_evidence.statements import watched
 from acker_client.spark.commit_evidence.witness import Trail
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker.chain import Step, TakeRows
+from acker_client.spark.worker.content import hash_content
 
 Args = ParamSpec("Args")
 Owner = TypeVar("Owner")
@@ -82,16 +82,18 @@ class Sink(Generic[Args, Value]):
         rows, node = evidence.planned(
             lambda: fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches),
         )
-        witness = evidence.begin_call(node, rows)
+        is_changed = bool(evidence.content) and not _are_alike(evidence.content, key.content())
+        witness = evidence.begin_call(node, rows, is_changed=is_changed)
         trail = Trail(witness)
         context, tag = df.sparkSession.sparkContext, job_tag_of(node)
         with CleanUp() as undo:
             undo.add(partial(context.removeJobTag, tag))
             try:
                 context.addJobTag(tag)
-                with watched(rows.sparkSession, trail), followed_too(trail):
+                with followed_too(trail):
                     value = self.function(follow(rows, trail), *args, **kwargs)
             except BaseException as error:
+                evidence.content = key.content()
                 evidence.end_call(node, error)
                 raise
             evidence.end_call(node, None)
@@ -144,6 +146,14 @@ class Call:
     def __hash__(self) -> int:
         return hash(self.over)
 
+    def content(self) -> list[object]:
+        """Return what the arguments, and the object of a method, hold now. A part that cannot be pickled stands for
+        itself, whatever it holds."""
+        _, owner, *args, kwargs = self.given
+        named = sorted(cast(dict[str, object], kwargs).items())
+        values = (getattr(owner, "__dict__", owner), *args, *(value for _, value in named))
+        return [_hashed(part) for value in values for part in _parts(value)]
+
 
 def _are_same(ours: DataFrame, theirs: DataFrame) -> bool:
     # `sameSemantics` ignores the names of columns.
@@ -152,6 +162,19 @@ def _are_same(ours: DataFrame, theirs: DataFrame) -> bool:
 
 def _are_alike(ours: Sequence[object], theirs: Sequence[object]) -> bool:
     return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
+
+
+def _parts(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return [*value] if isinstance(value, (list, tuple)) else [value]
+
+
+def _hashed(value: object) -> object:
+    try:
+        return hash_content(value)
+    except Exception:  # noqa: BLE001  # pickling an object may raise anything
+        return value
 
 
 def _is_alike(ours: object, theirs: object) -> bool:

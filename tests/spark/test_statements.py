@@ -1,0 +1,63 @@
+"""Statements: for which of the sinks that run at once a statement counts. Needs no Spark."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from acker_client.spark.commit_evidence.statements import watching
+from acker_client.spark.commit_evidence.witness import Trail, Witness
+
+INSERT = "insert into archive select * from updates"
+
+
+def session_of(java: object) -> Any:
+    """Return a session as PySpark wraps it anew in each micro-batch."""
+    context = SimpleNamespace(getLocalProperty=lambda key: None, setLocalProperty=lambda key, value: None)
+    return SimpleNamespace(_jsparkSession=java, sparkContext=context)
+
+
+def trail_of(tag: str, java: object | None) -> Trail:
+    """Return the trail of a sink with a view ``updates``, which only ``java`` sees; None: all sessions see it."""
+    writer: Any = None
+    witness = Witness(tag, (tag,), writer)
+    witness.views["updates"] = tag
+    if java is not None:
+        witness.view_sessions["updates"] = session_of(java)
+    return Trail(witness)
+
+
+def failures(trails: list[Trail], java: object) -> list[int]:
+    """Run a statement that fails in the session ``java``, and return the number of failures that each trail has."""
+
+    def failing(text: str) -> None:
+        raise ValueError(text)
+
+    run = watching(session_of(java), failing, lambda: trails)
+    with pytest.raises(ValueError, match="archive"):
+        run(INSERT)
+    return [len(trail.witness.actions(())) for trail in trails]
+
+
+def java_session() -> Any:
+    """Return a session of the JVM that can analyse no statement."""
+    return SimpleNamespace(sessionState=lambda: None)
+
+
+def test_a_failed_statement_counts_only_for_the_sink_whose_session_has_the_view() -> None:
+    one, other = java_session(), java_session()
+    trails = [trail_of("a", one), trail_of("b", other)]
+    assert failures(trails, other) == [0, 1]
+    assert failures(trails, one) == [1, 1]
+
+
+def test_a_failed_statement_of_a_session_without_the_view_counts_for_each_sink_that_has_it() -> None:
+    trails = [trail_of("a", java_session()), trail_of("b", java_session())]
+    assert failures(trails, java_session()) == [1, 1]
+
+
+def test_a_failed_statement_counts_for_a_sink_whose_view_all_sessions_see() -> None:
+    one = java_session()
+    assert failures([trail_of("a", one), trail_of("b", None)], one) == [1, 1]
