@@ -138,6 +138,34 @@ def test_a_transient_error_in_rows_that_are_evaluated_twice_costs_no_innocent_mo
 
 
 @sink
+def looked_at(rows: DataFrame) -> None:
+    rows.take(3)
+    noop(rows)
+
+
+def test_a_union_of_groups_that_its_sink_looks_at_before_the_write_is_replayed_once(
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    conf("spark.acker.servers", server.address)
+    (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(40)))
+    tries = Tries()
+
+    def process(batch: Batch) -> None:
+        # Each record is a group, and both legs are split by the key. Below the limit of `take`, Spark reads one leg.
+        grouped = batch.df.withColumn("key", F.expr("cast(value as bigint)")).transform(pairs)
+        one, other = branch(grouped, 2)
+        looked_at(one.union(other))
+
+    source = Files(
+        str(tmp_path / "in.txt"), name="numbers", dead_letters=tmp_path / "dead", batch_records=40,
+        retry=Retry(max_retries=1, initial_s=0, cap_s=0), listener=tries,
+    )  # fmt: skip
+    summary = source.run(spark, process)
+    assert (summary.acked, summary.dead_lettered) == (40, 0)
+    assert max(tries.again.values(), default=0) <= 1
+
+
+@sink
 def save(rows: DataFrame, folder: str) -> None:
     rows.write.mode("append").parquet(folder)
 

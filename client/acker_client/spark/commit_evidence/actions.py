@@ -73,6 +73,15 @@ class ActionFinder:
         }
         return len(executions) + len(jobs)
 
+    def executions_over(self, places: Places) -> int:
+        """Count the executions over rows. Some of them may have read only a part.
+
+        A task of ``take`` may have reported without a note, because Spark reads nothing more from a worker once it has
+        enough rows. This matters for a union: since 4.1, Spark unites partitions of the same keys in one task, but not
+        below a limit. So the report of ``take`` differs from that of the write.
+        """
+        return sum(places.are_in(execution.plan) for execution in self.executions)
+
     def folders(self, functions: Collection[str]) -> frozenset[str]:
         """Return the folders into which files were written by executions whose plan names one of ``functions``."""
         over = [each for each in self.executions if any(function in each.plan for function in functions)]

@@ -461,7 +461,11 @@ class BatchEvidence:
     ) -> None:
         """Remember for later batches which rows were evaluated more than once."""
         nodes = lineage.steps_of(self)
-        again = [("sink", each.name) for each, places in evidence if finder.evaluations(places) > 1]
+        again = [
+            ("sink", each.name)
+            for each, places in evidence
+            if finder.evaluations(places) > 1 or (len(each.steps) > 1 and finder.executions_over(places) > 1)
+        ]
         again += [("branch", name) for name in _branched(nodes)]
         notes = self._note_store.of([node.tag for node in nodes])
         has_conflict = any(note.kind == "conflict" for note in notes)
