@@ -10,8 +10,12 @@ import pytest
 from py4j.protocol import Py4JError
 
 from acker_client.spark.commit_evidence import witness
+from acker_client.spark.commit_evidence.acked import ACKS, BodyFrame
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target, judge
-from acker_client.spark.commit_evidence.graph import Graph
+from acker_client.spark.commit_evidence.executions import Executions, Job
+from acker_client.spark.commit_evidence.following import FollowedFrame
+from acker_client.spark.commit_evidence.graph import Graph, Places
+from acker_client.spark.commit_evidence.shape import shape_of
 
 CASES = [
     tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
@@ -94,3 +98,37 @@ def test_a_frame_that_spark_can_no_longer_plan_is_not_known_to_be_empty() -> Non
     behind_a_limit = witness._is_empty(frame, witness._LIMITS)
     analyzed.treeString = lambda: "Filter false\n+- Relation gone"
     assert (behind_a_limit, witness._is_empty(frame, witness._LIMITS)) == (False, False)
+
+
+def _graph(*nodes: tuple[str, str]) -> Graph:
+    """Return the graph of a plan with one leg; the lowest node comes first. The number of a node is the accumulator of
+    its number of rows."""
+    metric = "number of output rows"
+    all_nodes = [
+        {"id": at, "name": name, "desc": f"{name}{text}", "metrics": [{"name": metric, "accumulatorId": at}]}
+        for at, (name, text) in enumerate(nodes)
+    ]
+    edges = [{"fromId": at, "toId": at + 1} for at in range(len(nodes) - 1)]
+    return Graph({"allNodes": all_nodes, "edges": edges}, lambda _: False)
+
+
+SAVED = ("MapInArrow", " acker_sink_save_0123456789ab(word#1)#2, [word#3], false")
+
+
+@pytest.mark.parametrize(
+    ("cache", "rows_cached", "has_read_alone", "finds_none"),
+    [
+        ("", "0", True, True),
+        (" [word#3]", "0", True, True),
+        (" [word#3]", "0", False, False),
+        (" [word#3]", "10", True, False),
+        (" [word#3], [(word#3 = a)]", "0", True, False),
+    ],
+)
+def test_rows_behind_a_cache_are_none_only_if_this_execution_has_filled_it_and_nothing_came_out(
+    cache: str, rows_cached: str, has_read_alone: bool, finds_none: bool
+) -> None:
+    graph = _graph(SAVED, ("InMemoryTableScan", cache), ("CollectLimit", " 1"))
+    assert graph.found_none(Places((SAVED[1],)), {"0": "0", "1": rows_cached}, has_read_alone) == finds_none
+
+

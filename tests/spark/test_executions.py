@@ -1251,6 +1251,13 @@ def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any
     assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error
 
 
+def test_a_sink_that_looks_at_a_cache_of_which_an_earlier_look_has_filled_the_part_with_rows_is_not_done(
+    run: Any,
+) -> None:
+    verdicts, error = run(lambda rows, _: (rows.cache().take(1), rows.count(), noop(rows.limit(1))), ["a b", *[""] * 7])
+    assert verdicts == {Verdict.LOST}, error
+
+
 @sink
 def save_by(rows: DataFrame, how: Callable[[DataFrame], Any]) -> None:
     how(rows)

@@ -218,8 +218,8 @@ class Execution:
 
     def found_none(self, places: Places) -> bool:
         """Whether it has read everything at ``places`` and found no rows, so that there was nothing to deliver."""
-        has_ended = any(note.kind == "end" and note.execution == self.number for note in places.notes)
-        return self.graph.found_none(places, self._metrics, has_ended)
+        has_read_alone = {note.execution for note in places.notes if note.kind == "end"} == {self.number}
+        return self.graph.found_none(places, self._metrics, has_read_alone)
 
     @cached_property
     def has_left_out(self) -> bool:

@@ -47,6 +47,10 @@ _READS_ALL = AGGREGATES | {
     "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage", "ShuffledHashJoin", "Sort",
     "SortMergeJoin", "TableCacheQueryStage", "Union", "Window", "WindowGroupLimit", "WindowInPandas",
 }  # fmt: skip
+# Reads rows that this execution or an earlier one has cached. The second list of its text holds conditions by which it
+# leaves out parts of the cache.
+_CACHE = "InMemoryTableScan"
+_LEAVES_OUT = "], ["
 # AQE shows this node in place of nodes that it removed. Below it are logical nodes, which did not run either, and a
 # LogicalQueryStage above nodes that did run.
 _EMPTY = "EmptyRelation"
@@ -145,7 +149,7 @@ class Graph:
         for node in graph["allNodes"]:
             number, name = int(node["id"]), str(node["name"])
             self._nodes[number] = name, str(node["desc"])
-            if name in PYTHON or _INSERTS.match(name):
+            if name in PYTHON or name == _CACHE or _INSERTS.match(name):
                 self._metrics[number] = node["metrics"]
         # A node has several parents if its exchange is reused.
         self._above: dict[int, list[int]] = defaultdict(list)
@@ -198,19 +202,22 @@ class Graph:
         found = [number for number, (node_name, _) in self._nodes.items() if node_name == name]
         return [self._plan_path(path) for number in found for path in self._paths_up(number)]
 
-    def found_none(self, places: Places, values: Values, has_ended: bool) -> bool:
-        """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_ended``: this
-        execution itself has read the rows to the end of a task. ``has_ended`` is False if the execution reads rows that
-        another execution cached."""
+    def found_none(self, places: Places, values: Values, has_read_alone: bool) -> bool:
+        """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_read_alone``:
+        tasks of this execution have read the rows to their end, and no tasks of another execution or job have."""
         found = self._found(places)
-        paths = [{self._nodes[above][0] for above in path} for number in found for path in self._paths_up(number)]
-        names = set[str]().union(*paths)
-        if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):
+        above = {up for number in found for path in self._paths_up(number) for up in path}
+        paths = [{self._nodes[up][0] for up in path} for number in found for path in self._paths_up(number)]
+        if not found or any(_EMPTY in path for path in paths):
+            return False
+        # A place shows no rows of a partition that was cached before. The tasks that cached it may have failed later.
+        caches = [up for up in above if self._nodes[up][0] == _CACHE]
+        if caches and (not has_read_alone or any(_LEAVES_OUT in self._nodes[cache][1] for cache in caches)):
             return False
         # A limit above a union may have been reached before any partition of these rows was read.
         if any("Union" in path and not CUTS.isdisjoint(path) for path in paths):
             return False
-        return all(_is_zero(self._metrics[number], values) for number in found)
+        return all(_is_zero(self._metrics[number], values) for number in (*found, *caches))
 
     def has_left_out(self, values: Values) -> bool:
         """Whether a command may have skipped its write because the target exists (`mode("ignore")`, `IF NOT EXISTS`).
