@@ -115,6 +115,19 @@ def _graph(*nodes: tuple[str, str]) -> Graph:
 SAVED = ("MapInArrow", " acker_sink_save_0123456789ab(word#1)#2, [word#3], false")
 
 
+@pytest.mark.parametrize("name", ["f", "f_202401151230", "f_0123456789ab_", "ä_0123456789ab"])
+def test_a_function_is_found_in_a_plan_whatever_its_name(name: str) -> None:
+    function = f"acker_reads_{name}_ba9876543210"
+    (path,) = _graph(SAVED, ("MapInArrow", f" {function}(word#3)#4, [word#5], false")).paths_from(Places((SAVED[1],)))
+    assert path.reads == {function}
+    assert path.is_cut({function})
+
+
+def test_an_ack_column_is_found_in_the_text_of_a_column_whatever_its_name() -> None:
+    functions = ["acker_ack_x_0123456789ab_ba9876543210", "acker_ack_a name\n_ba9876543210"]
+    assert ACKS.findall("Column<'" + ", ".join(f"{each}(_root, _edge)" for each in functions) + "'>") == functions
+
+
 @pytest.mark.parametrize(
     ("cache", "rows_cached", "has_read_alone", "finds_none"),
     [

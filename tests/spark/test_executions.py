@@ -93,6 +93,11 @@ def one_batch(batches: Iterator[Any]) -> Iterator[Any]:
     yield next(batches)
 
 
+def one_batch_202401151230(batches: Iterator[Any]) -> Iterator[Any]:
+    """Has a name that ends like the name of a watched function."""
+    yield next(batches)
+
+
 def unread(batches: Iterator[Any]) -> Iterator[Any]:
     return iter(())
 
@@ -946,6 +951,16 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     ),
     "a part beside an aggregate": (
         lambda rows, _: noop(rows.limit(5).crossJoin(rows.agg(F.count("*").alias("n")))),
+        "it ",
+    ),
+    "mapInArrow of one batch, by a function whose name ends like a watched one": (
+        lambda rows, _: noop(rows.mapInArrow(one_batch_202401151230, rows.schema)),
+        "need not have read them all",
+    ),
+    "an RDD of parts, as a frame behind a checkpoint": (
+        lambda rows, _: noop(
+            rows.rdd.mapPartitions(one_batch).map(tuple).toDF(["number", "word"]).localCheckpoint()  # type: ignore[arg-type]
+        ),
         "it ",
     ),
     "limit, created as a table in SQL": (lambda rows, _: (rows.count(), _create(rows)), "wrote 10"),

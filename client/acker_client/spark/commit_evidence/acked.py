@@ -43,7 +43,7 @@ CHAIN, BELOW = "_acker_chain", "_acker_below"
 # Held while a frame is planned, so that two threads get the same plan. Planning a frame may plan the frame below it.
 _planning = threading.RLock()
 
-ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
+ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}(?=\()", re.DOTALL)
 
 
 class AckedTwice(AckerError):

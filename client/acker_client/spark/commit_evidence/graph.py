@@ -60,7 +60,7 @@ _DID_NOT_RUN = frozenset({
 # The user's functions that are given whole groups (202: pandas, 252: Arrow); others are given an iterator.
 _OVER_WHOLE_GROUPS = re.compile(r", (202|252)$")
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
-_READ = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
+_READ = re.compile(rf"{READS}\w+")
 _WRITES = re.compile(
     r"^(AppendData\w*|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
     r"(?!Cache)\w*AsSelect|"
