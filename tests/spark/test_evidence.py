@@ -145,3 +145,6 @@ def test_rows_behind_a_cache_are_none_only_if_this_execution_has_filled_it_and_n
     assert graph.found_none(Places((SAVED[1],)), {"0": "0", "1": rows_cached}, has_read_alone) == finds_none
 
 
+def test_rows_leave_a_body_frame_followed_by_every_method_by_which_they_leave_a_sinks_frame() -> None:
+    own = {name for name in vars(FollowedFrame) if not name.startswith("_") and "Temp" not in name}
+    assert own <= set(vars(BodyFrame))

@@ -401,6 +401,10 @@ def _ignored(rows: DataFrame, place: str) -> None:
     rows.write.mode("ignore").parquet(place)
 
 
+def _merge_into_none(rows: DataFrame) -> None:
+    suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge())
+
+
 def _cached(rows: DataFrame) -> DataFrame:
     rows.cache()
     rows.count()
@@ -983,7 +987,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     ),
     "a merge into no table, then an archive": (
         lambda rows, place: (
-            suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge()),
+            _merge_into_none(rows),
             rows.write.parquet(place),
         ),
         "failed",
@@ -1600,6 +1604,8 @@ def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
         (lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), "need not have read them all"),
         (lambda rows: rows.localCheckpoint(), "it checkpointed them"),
         (lambda rows: (noop(rows), suppressing(lambda: no_room(rows).localCheckpoint())), "failed"),
+        (lambda rows: (_merge_into_none(rows), noop(rows)), "failed"),
+        (lambda rows: (noop(rows), suppressing(lambda: rows.toJSON().foreach(raising_one))), "failed"),
     ],
 )
 def test_an_ack_column_does_not_count_when_nothing_outside_of_sql_hands_all_rows_on(
