@@ -145,6 +145,52 @@ def test_rows_behind_a_cache_are_none_only_if_this_execution_has_filled_it_and_n
     assert graph.found_none(Places((SAVED[1],)), {"0": "0", "1": rows_cached}, has_read_alone) == finds_none
 
 
+def _plan(condition: str, at: int = 5) -> str:
+    """Return a plan as Spark describes it. ``at``: the id of its last column."""
+    computed, function = f"(number#4L + 1) AS n#{at}L", "acker_reads_f_0123456789ab"
+    return f"""== Physical Plan ==
+* Project (4)
++- * Filter (3)
+   +- MapInArrow (2)
+      +- MapInArrow (1)
+
+
+(1) MapInArrow
+Input [1]: [word#1]
+Arguments: acker_sink_save_0123456789ab(word#1)#2, [word#3], false
+
+(2) MapInArrow
+Input [1]: [word#3]
+Arguments: {function}(word#3)#{at + 1}, [number#4L, word#{at + 2}], false
+
+(3) Filter [codegen id : {at}]
+Input [2]: [number#4L, word#{at + 2}]
+Condition : (word#{at + 2} = {condition})
+
+(4) Project [codegen id : {at}]
+Output [2]: [word#{at + 2}, {computed}]
+Input [2]: [number#4L, word#{at + 2}]
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("t#1001", "t#1002"),
+        ("t#5", "t#6"),
+        ("bob@1", "bob@2"),
+        (", t#1001, ", ", t#1002, "),
+        ("a [plan_id=1] b", "a [plan_id=2] b"),
+        ("isFinalPlan=true", "isFinalPlan=false"),
+    ],
+)
+def test_plans_are_alike_if_they_differ_in_ids_and_not_if_they_differ_in_a_literal(one: str, other: str) -> None:
+    functions = ("acker_sink_save_0123456789ab",)
+    assert shape_of(_plan(one), functions) == shape_of(_plan(one, 25), functions) != ""
+    assert shape_of(_plan(one), functions) != shape_of(_plan(other), functions)
+
+
 def test_rows_leave_a_body_frame_followed_by_every_method_by_which_they_leave_a_sinks_frame() -> None:
     own = {name for name in vars(FollowedFrame) if not name.startswith("_") and "Temp" not in name}
     assert own <= set(vars(BodyFrame))

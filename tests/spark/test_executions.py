@@ -583,6 +583,15 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         rows.write.parquet(place),
     ),
     "a collect that is repeated": lambda rows, place: _again(lambda: _barred(rows, place).collect(), place),
+    "a collect of computed columns that is repeated": lambda rows, place: _again(
+        lambda: (
+            _barred(rows, place)
+            .where("word <> 't#1001'")
+            .select("word", (F.col("number") + 1).alias("more"))
+            .collect()
+        ),
+        place,
+    ),
     "a look at an RDD without rows": lambda rows, _: suppressing(rows.where("number < 0").rdd.first),
     "an iterator that is repeated": lambda rows, place: (
         _again(lambda: list(_barred(rows, place).toLocalIterator()), place)
@@ -966,6 +975,14 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
             rows.rdd.mapPartitions(one_batch).map(tuple).toDF(["number", "word"]).localCheckpoint()  # type: ignore[arg-type]
         ),
         "it ",
+    ),
+    "a collect of other rows after one that failed": (
+        lambda rows, place: (
+            suppressing(lambda: _barred(rows, place).where("word <> 't#1001'").collect()),
+            _in_the_way(f"{place}.open"),
+            _barred(rows, place).where("word <> 't#1002'").collect(),
+        ),
+        "failed",
     ),
     "limit, created as a table in SQL": (lambda rows, _: (rows.count(), _create(rows)), "wrote 10"),
     "limit, written over JDBC": (lambda rows, place: (rows.count(), _jdbc(rows.limit(10), place)), "wrote 10"),
