@@ -191,6 +191,32 @@ def test_plans_are_alike_if_they_differ_in_ids_and_not_if_they_differ_in_a_liter
     assert shape_of(_plan(one), functions) != shape_of(_plan(other), functions)
 
 
+@pytest.mark.parametrize(
+    ("tag", "seen"),
+    [
+        ("acker-0123456789ab", [True]),
+        ("tracker-import-7", [False]),
+        ("acker-import", [False]),
+        ("my-execution-root-id-7", [False]),
+        ("execution-root-id-7", []),
+        ("spark-session-e8c57384-execution-root-id-7", []),
+    ],
+)
+def test_a_job_with_a_tag_of_the_users_is_taken_for_neither_an_observed_one_nor_one_of_an_execution(
+    tag: str, seen: list[bool]
+) -> None:
+    executions: Any = object.__new__(Executions)
+    executions._is_within, executions._stores = False, None
+    assert [job.is_seen for job in executions._jobs_of_rdds([{"jobId": 1, "jobTags": ["a", tag]}], [])] == seen
+
+
+def test_a_job_of_which_spark_has_dropped_a_stage_may_have_computed_anything() -> None:
+    dots = {1: "digraph { MapInArrow }", 2: "digraph { Scan }"}
+    stores: Any = SimpleNamespace(stage_dot=dots.__getitem__)
+    jobs = [Job(stores, {"jobId": 1, "stageIds": stages}, False) for stages in ([1], [2], [2, 3], [3], [])]
+    assert [job.computes("MapInArrow") for job in jobs] == [True, False, True, True, False]
+
+
 def test_rows_leave_a_body_frame_followed_by_every_method_by_which_they_leave_a_sinks_frame() -> None:
     own = {name for name in vars(FollowedFrame) if not name.startswith("_") and "Temp" not in name}
     assert own <= set(vars(BodyFrame))

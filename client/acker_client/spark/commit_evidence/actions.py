@@ -257,7 +257,8 @@ class ActionFinder:
 
 
 def _is_over_tracked_rows(job: Job) -> bool:
-    """Whether an RDD job computes tracked frames. A job names the operators of its plan, but not their functions."""
+    """Whether an RDD job computes tracked frames, or may compute them. A job names the operators of its plan, but not
+    their functions."""
     return job.computes("MapInArrow", "ArrowEvalPython")
 
 
