@@ -405,6 +405,12 @@ def _merge_into_none(rows: DataFrame) -> None:
     suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge())
 
 
+def _part_of_an_rdd_below_a_head(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    part = spark.createDataFrame(rows.rdd.map(lambda row: (row.word,)), "word string").limit(30)
+    return part.union(spark.createDataFrame([("head",)], "word string"))
+
+
 def _cached(rows: DataFrame) -> DataFrame:
     rows.cache()
     rows.count()
@@ -965,6 +971,17 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "a part beside an aggregate": (
         lambda rows, _: noop(rows.limit(5).crossJoin(rows.agg(F.count("*").alias("n")))),
         "it ",
+    ),
+    "a part beside an aggregate, saved as an RDD": (
+        lambda rows, place: (
+            rows.limit(5).crossJoin(rows.agg(F.count("*").alias("n"))).rdd.map(str).saveAsTextFile(place)
+        ),
+        "read a part",
+    ),
+    "a part below a head, both from an RDD": (lambda rows, _: noop(_part_of_an_rdd_below_a_head(rows)), "wrote 30"),
+    "a limit in one leg of a union": (
+        lambda rows, _: noop(rows.where("number < 20").union(rows.where("number >= 20").limit(5))),
+        "wrote 5",
     ),
     "mapInArrow of one batch, by a function whose name ends like a watched one": (
         lambda rows, _: noop(rows.mapInArrow(one_batch_202401151230, rows.schema)),

@@ -112,15 +112,14 @@ class Places:
 class PlanPath:
     """The path from a place in a plan up to its top.
 
-    ``names``: the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it.
-    ``groups``: whether an aggregate that computes something groups the rows. ``aggregates``: whether there is any
+    ``names``: the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it. A node
+    above an aggregate that computes something cuts groups off, and does not count. ``aggregates``: whether there is any
     aggregate. ``reads``: the user's watched functions over batches. ``unproven``: the first node that need not read its
     input to the end ("" if there is none).
     """
 
     names: tuple[str, ...]
     cut: str
-    groups: bool
     aggregates: bool
     reads: frozenset[str]
     unproven: str
@@ -130,8 +129,8 @@ class PlanPath:
         return bool(self.cut or self.unproven) or not self.reads.isdisjoint(cut)
 
     def is_limited(self, cut: Collection[str]) -> bool:
-        """Whether only a limit in the plan leaves rows out."""
-        return bool(self.cut) and not self.unproven and self.reads.isdisjoint(cut)
+        """Whether at most a limit in the plan leaves rows out."""
+        return not self.unproven and self.reads.isdisjoint(cut)
 
     @property
     def writes(self) -> bool:
@@ -246,7 +245,7 @@ class Graph:
         unproven = next((text for name, text in above if not self._reads_all(name, text)), "")
         reads = frozenset(read for name, text in above if name in ITERATING for read in _READ.findall(text))
         aggregates = any(name in AGGREGATES | GROUPING for name in names)
-        return PlanPath(names, cut, groups_at < len(above), aggregates, reads, unproven)
+        return PlanPath(names, cut, aggregates, reads, unproven)
 
     def _reads_all(self, name: str, text: str) -> bool:
         """Whether a node reads to the end of its input, or cuts it off visibly, or is watched."""
