@@ -10,8 +10,12 @@ import pytest
 from py4j.protocol import Py4JError
 
 from acker_client.spark.commit_evidence import witness
+from acker_client.spark.commit_evidence.acked import ACKS, BodyFrame
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target, judge
-from acker_client.spark.commit_evidence.graph import Graph
+from acker_client.spark.commit_evidence.executions import Executions, Job
+from acker_client.spark.commit_evidence.following import FollowedFrame
+from acker_client.spark.commit_evidence.graph import Graph, Places
+from acker_client.spark.commit_evidence.shape import shape_of
 
 CASES = [
     tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
@@ -94,3 +98,125 @@ def test_a_frame_that_spark_can_no_longer_plan_is_not_known_to_be_empty() -> Non
     behind_a_limit = witness._is_empty(frame, witness._LIMITS)
     analyzed.treeString = lambda: "Filter false\n+- Relation gone"
     assert (behind_a_limit, witness._is_empty(frame, witness._LIMITS)) == (False, False)
+
+
+def _graph(*nodes: tuple[str, str]) -> Graph:
+    """Return the graph of a plan with one leg; the lowest node comes first. The number of a node is the accumulator of
+    its number of rows."""
+    metric = "number of output rows"
+    all_nodes = [
+        {"id": at, "name": name, "desc": f"{name}{text}", "metrics": [{"name": metric, "accumulatorId": at}]}
+        for at, (name, text) in enumerate(nodes)
+    ]
+    edges = [{"fromId": at, "toId": at + 1} for at in range(len(nodes) - 1)]
+    return Graph({"allNodes": all_nodes, "edges": edges}, lambda _: False)
+
+
+SAVED = ("MapInArrow", " acker_sink_save_0123456789ab(word#1)#2, [word#3], false")
+
+
+@pytest.mark.parametrize("name", ["f", "f_202401151230", "f_0123456789ab_", "ä_0123456789ab"])
+def test_a_function_is_found_in_a_plan_whatever_its_name(name: str) -> None:
+    function = f"acker_reads_{name}_ba9876543210"
+    (path,) = _graph(SAVED, ("MapInArrow", f" {function}(word#3)#4, [word#5], false")).paths_from(Places((SAVED[1],)))
+    assert path.reads == {function}
+    assert path.is_cut({function})
+
+
+def test_an_ack_column_is_found_in_the_text_of_a_column_whatever_its_name() -> None:
+    functions = ["acker_ack_x_0123456789ab_ba9876543210", "acker_ack_a name\n_ba9876543210"]
+    assert ACKS.findall("Column<'" + ", ".join(f"{each}(_root, _edge)" for each in functions) + "'>") == functions
+
+
+@pytest.mark.parametrize(
+    ("cache", "rows_cached", "has_read_alone", "finds_none"),
+    [
+        ("", "0", True, True),
+        (" [word#3]", "0", True, True),
+        (" [word#3]", "0", False, False),
+        (" [word#3]", "10", True, False),
+        (" [word#3], [(word#3 = a)]", "0", True, False),
+    ],
+)
+def test_rows_behind_a_cache_are_none_only_if_this_execution_has_filled_it_and_nothing_came_out(
+    cache: str, rows_cached: str, has_read_alone: bool, finds_none: bool
+) -> None:
+    graph = _graph(SAVED, ("InMemoryTableScan", cache), ("CollectLimit", " 1"))
+    assert graph.found_none(Places((SAVED[1],)), {"0": "0", "1": rows_cached}, has_read_alone) == finds_none
+
+
+def _plan(condition: str, at: int = 5) -> str:
+    """Return a plan as Spark describes it. ``at``: the id of its last column."""
+    computed, function = f"(number#4L + 1) AS n#{at}L", "acker_reads_f_0123456789ab"
+    return f"""== Physical Plan ==
+* Project (4)
++- * Filter (3)
+   +- MapInArrow (2)
+      +- MapInArrow (1)
+
+
+(1) MapInArrow
+Input [1]: [word#1]
+Arguments: acker_sink_save_0123456789ab(word#1)#2, [word#3], false
+
+(2) MapInArrow
+Input [1]: [word#3]
+Arguments: {function}(word#3)#{at + 1}, [number#4L, word#{at + 2}], false
+
+(3) Filter [codegen id : {at}]
+Input [2]: [number#4L, word#{at + 2}]
+Condition : (word#{at + 2} = {condition})
+
+(4) Project [codegen id : {at}]
+Output [2]: [word#{at + 2}, {computed}]
+Input [2]: [number#4L, word#{at + 2}]
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("t#1001", "t#1002"),
+        ("t#5", "t#6"),
+        ("bob@1", "bob@2"),
+        (", t#1001, ", ", t#1002, "),
+        ("a [plan_id=1] b", "a [plan_id=2] b"),
+        ("isFinalPlan=true", "isFinalPlan=false"),
+    ],
+)
+def test_plans_are_alike_if_they_differ_in_ids_and_not_if_they_differ_in_a_literal(one: str, other: str) -> None:
+    functions = ("acker_sink_save_0123456789ab",)
+    assert shape_of(_plan(one), functions) == shape_of(_plan(one, 25), functions) != ""
+    assert shape_of(_plan(one), functions) != shape_of(_plan(other), functions)
+
+
+@pytest.mark.parametrize(
+    ("tag", "seen"),
+    [
+        ("acker-0123456789ab", [True]),
+        ("tracker-import-7", [False]),
+        ("acker-import", [False]),
+        ("my-execution-root-id-7", [False]),
+        ("execution-root-id-7", []),
+        ("spark-session-e8c57384-execution-root-id-7", []),
+    ],
+)
+def test_a_job_with_a_tag_of_the_users_is_taken_for_neither_an_observed_one_nor_one_of_an_execution(
+    tag: str, seen: list[bool]
+) -> None:
+    executions: Any = object.__new__(Executions)
+    executions._is_within, executions._stores = False, None
+    assert [job.is_seen for job in executions._jobs_of_rdds([{"jobId": 1, "jobTags": ["a", tag]}], [])] == seen
+
+
+def test_a_job_of_which_spark_has_dropped_a_stage_may_have_computed_anything() -> None:
+    dots = {1: "digraph { MapInArrow }", 2: "digraph { Scan }"}
+    stores: Any = SimpleNamespace(stage_dot=dots.__getitem__)
+    jobs = [Job(stores, {"jobId": 1, "stageIds": stages}, False) for stages in ([1], [2], [2, 3], [3], [])]
+    assert [job.computes("MapInArrow") for job in jobs] == [True, False, True, True, False]
+
+
+def test_rows_leave_a_body_frame_followed_by_every_method_by_which_they_leave_a_sinks_frame() -> None:
+    own = {name for name in vars(FollowedFrame) if not name.startswith("_") and "Temp" not in name}
+    assert own <= set(vars(BodyFrame))

@@ -93,6 +93,11 @@ def one_batch(batches: Iterator[Any]) -> Iterator[Any]:
     yield next(batches)
 
 
+def one_batch_202401151230(batches: Iterator[Any]) -> Iterator[Any]:
+    """Has a name that ends like the name of a watched function."""
+    yield next(batches)
+
+
 def unread(batches: Iterator[Any]) -> Iterator[Any]:
     return iter(())
 
@@ -396,6 +401,16 @@ def _ignored(rows: DataFrame, place: str) -> None:
     rows.write.mode("ignore").parquet(place)
 
 
+def _merge_into_none(rows: DataFrame) -> None:
+    suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge())
+
+
+def _part_of_an_rdd_below_a_head(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    part = spark.createDataFrame(rows.rdd.map(lambda row: (row.word,)), "word string").limit(30)
+    return part.union(spark.createDataFrame([("head",)], "word string"))
+
+
 def _cached(rows: DataFrame) -> DataFrame:
     rows.cache()
     rows.count()
@@ -578,6 +593,15 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         rows.write.parquet(place),
     ),
     "a collect that is repeated": lambda rows, place: _again(lambda: _barred(rows, place).collect(), place),
+    "a collect of computed columns that is repeated": lambda rows, place: _again(
+        lambda: (
+            _barred(rows, place)
+            .where("word <> 't#1001'")
+            .select("word", (F.col("number") + 1).alias("more"))
+            .collect()
+        ),
+        place,
+    ),
     "a look at an RDD without rows": lambda rows, _: suppressing(rows.where("number < 0").rdd.first),
     "an iterator that is repeated": lambda rows, place: (
         _again(lambda: list(_barred(rows, place).toLocalIterator()), place)
@@ -952,6 +976,35 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: noop(rows.limit(5).crossJoin(rows.agg(F.count("*").alias("n")))),
         "it ",
     ),
+    "a part beside an aggregate, saved as an RDD": (
+        lambda rows, place: (
+            rows.limit(5).crossJoin(rows.agg(F.count("*").alias("n"))).rdd.map(str).saveAsTextFile(place)
+        ),
+        "read a part",
+    ),
+    "a part below a head, both from an RDD": (lambda rows, _: noop(_part_of_an_rdd_below_a_head(rows)), "wrote 30"),
+    "a limit in one leg of a union": (
+        lambda rows, _: noop(rows.where("number < 20").union(rows.where("number >= 20").limit(5))),
+        "wrote 5",
+    ),
+    "mapInArrow of one batch, by a function whose name ends like a watched one": (
+        lambda rows, _: noop(rows.mapInArrow(one_batch_202401151230, rows.schema)),
+        "need not have read them all",
+    ),
+    "an RDD of parts, as a frame behind a checkpoint": (
+        lambda rows, _: noop(
+            rows.rdd.mapPartitions(one_batch).map(tuple).toDF(["number", "word"]).localCheckpoint()  # type: ignore[arg-type]
+        ),
+        "it ",
+    ),
+    "a collect of other rows after one that failed": (
+        lambda rows, place: (
+            suppressing(lambda: _barred(rows, place).where("word <> 't#1001'").collect()),
+            _in_the_way(f"{place}.open"),
+            _barred(rows, place).where("word <> 't#1002'").collect(),
+        ),
+        "failed",
+    ),
     "limit, created as a table in SQL": (lambda rows, _: (rows.count(), _create(rows)), "wrote 10"),
     "limit, written over JDBC": (lambda rows, place: (rows.count(), _jdbc(rows.limit(10), place)), "wrote 10"),
     "limit beside counts behind the same exchange": (
@@ -987,7 +1040,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     ),
     "a merge into no table, then an archive": (
         lambda rows, place: (
-            suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge()),
+            _merge_into_none(rows),
             rows.write.parquet(place),
         ),
         "failed",
@@ -1286,6 +1339,13 @@ def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> Non
 def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any, look: Any, texts: list[str]) -> None:
     verdicts, error = run(lambda rows, _: look(rows), texts)
     assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error
+
+
+def test_a_sink_that_looks_at_a_cache_of_which_an_earlier_look_has_filled_the_part_with_rows_is_not_done(
+    run: Any,
+) -> None:
+    verdicts, error = run(lambda rows, _: (rows.cache().take(1), rows.count(), noop(rows.limit(1))), ["a b", *[""] * 7])
+    assert verdicts == {Verdict.LOST}, error
 
 
 @sink
@@ -1634,6 +1694,8 @@ def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
         (lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), "need not have read them all"),
         (lambda rows: rows.localCheckpoint(), "it checkpointed them"),
         (lambda rows: (noop(rows), suppressing(lambda: no_room(rows).localCheckpoint())), "failed"),
+        (lambda rows: (_merge_into_none(rows), noop(rows)), "failed"),
+        (lambda rows: (noop(rows), suppressing(lambda: rows.toJSON().foreach(raising_one))), "failed"),
     ],
 )
 def test_an_ack_column_does_not_count_when_nothing_outside_of_sql_hands_all_rows_on(

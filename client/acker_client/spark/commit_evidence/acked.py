@@ -21,8 +21,8 @@ from itertools import combinations
 from types import MethodType
 from typing import Any
 
-from pyspark import RDD, StorageLevel
-from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
+from pyspark import RDD
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.group import GroupedData
 from pyspark.sql.types import StructType
@@ -38,12 +38,15 @@ from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.driver.task_columns import check_servers
 from acker_client.spark.worker.notes import note_store_of
 
+# Methods that take rows out of SQL, and all methods by which rows leave a frame. `rdd` and `write` are properties.
+_OUT_OF_SQL = ("toJSON", "mapInArrow", "mapInPandas")
+_LEAVE = (*_OUT_OF_SQL, "toLocalIterator", "checkpoint", "localCheckpoint", "writeTo", "mergeInto")
 # Attributes of frames (see `fusing`): how a tracked frame was made, and how the one below a derived frame was made.
 CHAIN, BELOW = "_acker_chain", "_acker_below"
 # Held while a frame is planned, so that two threads get the same plan. Planning a frame may plan the frame below it.
 _planning = threading.RLock()
 
-ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
+ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}(?=\()", re.DOTALL)
 
 
 class AckedTwice(AckerError):
@@ -124,29 +127,9 @@ class BodyFrame(ClassicFrame):
         _check_rows(self, "rdd, or foreach")
         return self._leaving().rdd
 
-    def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
-        return self._leaving().toLocalIterator(prefetchPartitions)
-
-    def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
-        _check_rows(self, "mapInArrow")
-        return self._leaving().mapInArrow(func, *args, **kwargs)
-
-    def mapInPandas(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
-        _check_rows(self, "mapInPandas")
-        return self._leaving().mapInPandas(func, *args, **kwargs)
-
-    def checkpoint(self, eager: bool = True) -> DataFrame:
-        return self._leaving().checkpoint(eager)
-
-    def localCheckpoint(self, eager: bool = True, storageLevel: StorageLevel | None = None) -> DataFrame:
-        return self._leaving().localCheckpoint(eager, storageLevel)
-
     @property
     def write(self) -> DataFrameWriter:
         return self._leaving().write
-
-    def writeTo(self, table: str) -> DataFrameWriterV2:
-        return self._leaving().writeTo(table)
 
     def _leaving(self) -> DataFrame:
         """Return this frame as a plain Spark frame. Its rows are followed if they are held, and ``ack()`` is in its
@@ -157,6 +140,22 @@ class BodyFrame(ClassicFrame):
             return df
         followed: DataFrame = follow(df, Trail(_witness(self, text)))
         return followed
+
+
+def _leaving_by(name: str) -> Callable[..., Any]:
+    """Return a body frame's method ``name``, by which its rows leave the frame."""
+
+    @wraps(getattr(ClassicFrame, name))
+    def call(df: BodyFrame, *args: Any, **kwargs: Any) -> Any:
+        if name in _OUT_OF_SQL:
+            _check_rows(df, name)
+        return getattr(df._leaving(), name)(*args, **kwargs)
+
+    return call
+
+
+for _name in _LEAVE:
+    setattr(BodyFrame, _name, _leaving_by(_name))
 
 
 class BodyGroups(GroupedData):

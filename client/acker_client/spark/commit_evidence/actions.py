@@ -120,10 +120,10 @@ class ActionFinder:
         failed = next((each for each in (execution, parent) if each is not None and each.failure), execution)
         if failed.failure and execution.method.endswith(_ITERATES):
             return None
-        # Ignore paths that group rows if another path hands on the rows themselves.
-        paths = [path for path in above if not path.groups] or above
-        is_whole = is_followed and any(not path.is_cut(places.cut) for path in paths)
-        is_part = is_followed and all(path.is_limited(places.cut) for path in paths)
+        # A cut in one leg of a union or join leaves rows out that no other leg need have. Behind an RDD, nothing shows
+        # which path is the one of these rows.
+        is_whole = is_followed and not any(path.is_cut(places.cut) for path in above)
+        is_limited = is_followed and all(path.is_limited(places.cut) for path in above)
         if not failed.failure and not (hands_on and is_whole) and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
         left_out = "" if failed.failure or not hands_on else self._left_out(execution)
@@ -140,7 +140,7 @@ class ActionFinder:
             failed.failure or disturbed,
             (parent or execution).target(places),
             failed.message or disturbed,
-            is_doubtful=bool(left_out) or not (is_whole or is_part),
+            is_doubtful=bool(left_out) or not is_limited,
         )
 
     def _disturbed(self, execution: Execution) -> str:
@@ -268,7 +268,8 @@ class ActionFinder:
 
 
 def _is_over_tracked_rows(job: Job) -> bool:
-    """Whether an RDD job computes tracked frames. A job names the operators of its plan, but not their functions."""
+    """Whether an RDD job computes tracked frames, or may compute them. A job names the operators of its plan, but not
+    their functions."""
     return job.computes("MapInArrow", "ArrowEvalPython")
 
 

@@ -19,7 +19,7 @@ from acker_client.spark.commit_evidence import turns
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Target
 from acker_client.spark.commit_evidence.graph import Graph, Places
 from acker_client.spark.commit_evidence.shape import shape_of
-from acker_client.spark.driver.lineage import JOB_TAG
+from acker_client.spark.driver.lineage import JOB_TAG, TAG_CHARS
 from acker_client.spark.driver.stores import Forgotten, Record, Stores
 from acker_client.spark.worker.notes import EXECUTION
 
@@ -49,7 +49,10 @@ _CUT_OFF = re.compile(r"(\.\.\. \d+ more characters|Truncated plan of \d+ charac
 # Messages name the target of a command by this many characters of its text.
 PLACE_CHARS = 120
 
-_ROOT_TAG = "execution-root-id-"
+# Match the tag of a followed RDD's jobs, and the tag that Spark gives to an execution's jobs. Users may give any other
+# tag to their jobs.
+_FOLLOWED_TAG = re.compile(rf"{JOB_TAG}[0-9a-f]{{{TAG_CHARS}}}")
+_ROOT_TAG = re.compile(r"(spark-session-.+-)?execution-root-id-\d+")
 
 
 class Executions:
@@ -123,10 +126,10 @@ class Executions:
         of_executions = {int(number) for data in executions for number in data["jobs"]} if self._is_within else set()
         found: list[Job] = []
         for data in reversed(jobs):
-            tags = " ".join(data["jobTags"])
-            is_of_rdds = int(data["jobId"]) not in of_executions if self._is_within else _ROOT_TAG not in tags
-            if is_of_rdds:
-                found.append(Job(self._stores, data, JOB_TAG in tags))
+            tags = data["jobTags"]
+            has_root = int(data["jobId"]) in of_executions if self._is_within else any(map(_ROOT_TAG.fullmatch, tags))
+            if not has_root:
+                found.append(Job(self._stores, data, any(map(_FOLLOWED_TAG.fullmatch, tags))))
         return found
 
 
@@ -228,8 +231,8 @@ class Execution:
 
     def found_none(self, places: Places) -> bool:
         """Whether it has read everything at ``places`` and found no rows, so that there was nothing to deliver."""
-        has_ended = any(note.kind == "end" and note.execution == self.number for note in places.notes)
-        return self.graph.found_none(places, self._metrics, has_ended)
+        has_read_alone = {note.execution for note in places.notes if note.kind == "end"} == {self.number}
+        return self.graph.found_none(places, self._metrics, has_read_alone)
 
     @cached_property
     def has_left_out(self) -> bool:
@@ -312,18 +315,19 @@ class Job:
         return _ended_ms(self._ended)
 
     def computes(self, *operators: str) -> bool:
-        """Whether one of its stages computes one of these SQL operators."""
-        return any(operator in dot for dot in self._dots for operator in operators)
+        """Whether one of its stages computes one of these SQL operators, or Spark has dropped one of its stages."""
+        return any(not dot or any(operator in dot for operator in operators) for dot in self._dots)
 
     @cached_property
     def _dots(self) -> list[str]:
-        """The operators of its stages, as text. Spark names them when it submits the job."""
+        """The operators of its stages, as text; "" for a stage that Spark has dropped. Spark names them when it submits
+        the job, also those of stages that it skips."""
         return [self._dot(stage) for stage in self.stages]
 
     def _dot(self, stage: int) -> str:
         try:
             return self._stores.stage_dot(stage)
-        except Exception:  # noqa: BLE001  # a stage that Spark skipped or dropped has no graph
+        except Exception:  # noqa: BLE001  # a stage that Spark dropped has no graph
             return ""
 
     @cached_property

@@ -47,6 +47,10 @@ _READS_ALL = AGGREGATES | {
     "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage", "ShuffledHashJoin", "Sort",
     "SortMergeJoin", "TableCacheQueryStage", "Union", "Window", "WindowGroupLimit", "WindowInPandas",
 }  # fmt: skip
+# Reads rows that this execution or an earlier one has cached. The second list of its text holds conditions by which it
+# leaves out parts of the cache.
+_CACHE = "InMemoryTableScan"
+_LEAVES_OUT = "], ["
 # AQE shows this node in place of nodes that it removed. Below it are logical nodes, which did not run either, and a
 # LogicalQueryStage above nodes that did run.
 _EMPTY = "EmptyRelation"
@@ -56,7 +60,7 @@ _DID_NOT_RUN = frozenset({
 # The user's functions that are given whole groups (202: pandas, 252: Arrow); others are given an iterator.
 _OVER_WHOLE_GROUPS = re.compile(r", (202|252)$")
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
-_READ = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
+_READ = re.compile(rf"{READS}\w+")
 _WRITES = re.compile(
     r"^(AppendData\w*|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
     r"(?!Cache)\w*AsSelect|"
@@ -108,15 +112,14 @@ class Places:
 class PlanPath:
     """The path from a place in a plan up to its top.
 
-    ``names``: the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it.
-    ``groups``: whether an aggregate that computes something groups the rows. ``aggregates``: whether there is any
+    ``names``: the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it. A node
+    above an aggregate that computes something cuts groups off, and does not count. ``aggregates``: whether there is any
     aggregate. ``reads``: the user's watched functions over batches. ``unproven``: the first node that need not read its
     input to the end ("" if there is none).
     """
 
     names: tuple[str, ...]
     cut: str
-    groups: bool
     aggregates: bool
     reads: frozenset[str]
     unproven: str
@@ -126,8 +129,8 @@ class PlanPath:
         return bool(self.cut or self.unproven) or not self.reads.isdisjoint(cut)
 
     def is_limited(self, cut: Collection[str]) -> bool:
-        """Whether only a limit in the plan leaves rows out."""
-        return bool(self.cut) and not self.unproven and self.reads.isdisjoint(cut)
+        """Whether at most a limit in the plan leaves rows out."""
+        return not self.unproven and self.reads.isdisjoint(cut)
 
     @property
     def writes(self) -> bool:
@@ -145,7 +148,7 @@ class Graph:
         for node in graph["allNodes"]:
             number, name = int(node["id"]), str(node["name"])
             self._nodes[number] = name, str(node["desc"])
-            if name in PYTHON or _INSERTS.match(name):
+            if name in PYTHON or name == _CACHE or _INSERTS.match(name):
                 self._metrics[number] = node["metrics"]
         # A node has several parents if its exchange is reused.
         self._above: dict[int, list[int]] = defaultdict(list)
@@ -203,19 +206,22 @@ class Graph:
         found = [number for number, (node_name, _) in self._nodes.items() if node_name == name]
         return [self._plan_path(path) for number in found for path in self._paths_up(number)]
 
-    def found_none(self, places: Places, values: Values, has_ended: bool) -> bool:
-        """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_ended``: this
-        execution itself has read the rows to the end of a task. ``has_ended`` is False if the execution reads rows that
-        another execution cached."""
+    def found_none(self, places: Places, values: Values, has_read_alone: bool) -> bool:
+        """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_read_alone``:
+        tasks of this execution have read the rows to their end, and no tasks of another execution or job have."""
         found = self._found(places)
-        paths = [{self._nodes[above][0] for above in path} for number in found for path in self._paths_up(number)]
-        names = set[str]().union(*paths)
-        if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):
+        above = {up for number in found for path in self._paths_up(number) for up in path}
+        paths = [{self._nodes[up][0] for up in path} for number in found for path in self._paths_up(number)]
+        if not found or any(_EMPTY in path for path in paths):
+            return False
+        # A place shows no rows of a partition that was cached before. The tasks that cached it may have failed later.
+        caches = [up for up in above if self._nodes[up][0] == _CACHE]
+        if caches and (not has_read_alone or any(_LEAVES_OUT in self._nodes[cache][1] for cache in caches)):
             return False
         # A limit above a union may have been reached before any partition of these rows was read.
         if any("Union" in path and not CUTS.isdisjoint(path) for path in paths):
             return False
-        return all(_is_zero(self._metrics[number], values) for number in found)
+        return all(_is_zero(self._metrics[number], values) for number in (*found, *caches))
 
     def has_left_out(self, values: Values) -> bool:
         """Whether a command may have skipped its write because the target exists (`mode("ignore")`, `IF NOT EXISTS`).
@@ -244,7 +250,7 @@ class Graph:
         unproven = next((text for name, text in above if not self._reads_all(name, text)), "")
         reads = frozenset(read for name, text in above if name in ITERATING for read in _READ.findall(text))
         aggregates = any(name in AGGREGATES | GROUPING for name in names)
-        return PlanPath(names, cut, groups_at < len(above), aggregates, reads, unproven)
+        return PlanPath(names, cut, aggregates, reads, unproven)
 
     def _reads_all(self, name: str, text: str) -> bool:
         """Whether a node reads to the end of its input, or cuts it off visibly, or is watched."""

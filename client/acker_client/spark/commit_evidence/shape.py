@@ -19,7 +19,15 @@ _HIDING = re.compile(r"\.\.\.|redacted|LocalTableScan|LocalRelation|ExistingRDD|
 _FUNCTIONS = re.compile(r"Python|MapIn|FlatMap|InPandas")
 _ADAPTED = re.compile(r"== (?:Final|Current) Plan ==.*?(?=\+- == Initial Plan ==)", re.DOTALL)
 _NODE = re.compile(r"^(?P<indent>[\s:+|*-]*)[^\s:+|*-].*\((?P<number>\d+)\)")
-_OF_ONE = re.compile(r" ?\[(?:codegen id|plan_id) ?[:=] ?\d+\]|isFinalPlan=\w+|@[0-9a-f]+\b")
+# What differs between two executions, at the ends of lines and in lines in which no literal of the user's can stand.
+_OF_ONE = re.compile(r" ?\[(?:codegen id|plan_id) ?[:=] ?\d+\]$|^Arguments: isFinalPlan=\w+$")
+_CALL = re.compile(rf"^(Arguments: {READS}.*\))#\d+(?=, \[)")
+# A list of columns, each with its id at its end. A literal in it may contain ", ", which the number of columns shows.
+# Columns that a watched function makes are no expressions, so their list needs no number.
+_COLUMNS = re.compile(
+    rf"^(?:(?:Input|Output|Results|Aggregate Attributes) \[(\d+)\]: |Arguments: {READS}.*\), )\[(.*?)\](?:, \w+)*$",
+    re.MULTILINE,
+)
 _ID = re.compile(r"#\d+")
 
 
@@ -45,8 +53,29 @@ def shape_of(plan: str, functions: Sequence[str]) -> str:
             return ""
         below = indent if is_place else None
         kept.append(f"{indent} {'rows' if is_place else block.partition(') ')[2]}")
-    text = "\n".join(_OF_ONE.sub("", line) for line in "\n".join(kept).splitlines())
+    lines = "\n".join(kept).splitlines()
+    text = "\n".join(_CALL.sub(r"\1", _OF_ONE.sub("", line)) for line in lines)
     if not blocks or _HIDING.search(text) or "Subqueries" in plan:
         return ""
-    ids = {given: f"#{index}" for index, given in enumerate(dict.fromkeys(_ID.findall(text)))}
-    return _ID.sub(lambda found: ids[found[0]], text)
+    return _with_places_of_ids(text)
+
+
+def _with_places_of_ids(text: str) -> str:
+    """Replace the id of each column by the place at which it first occurs. Literals are left as they are: they may look
+    like an id, but not like a column of this plan with its own id."""
+    names: dict[str, str] = {}
+    for count, columns in _COLUMNS.findall(text):
+        found = columns.split(", ")
+        if count in ("", str(len(found))):
+            for column, _, number in (each.rpartition("#") for each in found):
+                names[f"#{number.removesuffix('L')}"] = column.rpartition(" AS ")[2]
+    places: dict[str, int] = {}
+
+    def place(given: re.Match[str]) -> str:
+        name = names.get(given[0])
+        if not name or not text.endswith(name, 0, given.start()):
+            return given[0]
+        # No literal contains the character 0, so no literal looks like a place.
+        return f"#\0{places.setdefault(given[0], len(places))}"
+
+    return _ID.sub(place, text)

@@ -244,11 +244,10 @@ class Trail:
                 return replace(self, is_empty=True)
             return self if self.unread else self.leaving_unread("made a frame of them that does not show them")
         cut = next((f"read a part ({path.cut or path.unproven})" for path in paths if path.is_cut(())), "")
-        is_whole = any(not path.is_cut(()) for path in paths)
         return replace(
             self,
-            unread=self.unread or ("" if is_whole else cut),
-            is_limited=self.is_limited and (is_whole or all(path.is_limited(()) for path in paths)),
+            unread=self.unread or cut,
+            is_limited=self.is_limited and all(path.is_limited(()) for path in paths),
             functions=self.functions.union(*(path.reads for path in paths)),
             aggregates=self.aggregates or all(path.aggregates for path in paths),
         )
