@@ -196,6 +196,12 @@ def _flaky_sql(rows: DataFrame, place: str) -> None:
     rows.sparkSession.sql(sql)
 
 
+def _above_average(rows: DataFrame, place: str) -> None:
+    rows.createOrReplaceTempView("v")
+    above = "select * from v where number >= (select avg(number) from v)"
+    rows.sparkSession.sql(f"insert overwrite directory '{place}' using parquet {above}")
+
+
 def _by_day(rows: DataFrame, place: str) -> None:
     for day in range(3):
         rows.where(f"number % 3 = {day}").write.parquet(f"{place}/day={day}")
@@ -545,6 +551,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         lambda rows, _: (rows.sparkSession.sql("drop table if exists v2"), rows.writeTo("v2").using("parquet").create())
     ),
     "SQL": _sql,
+    "SQL with a subquery over the rows": _above_average,
     "collect": lambda rows, _: rows.collect(),
     "toPandas": lambda rows, _: rows.toPandas(),
     "toArrow": lambda rows, _: rows.toArrow(),

@@ -74,13 +74,15 @@ class ActionFinder:
         return len(executions) + len(jobs)
 
     def executions_over(self, places: Places) -> int:
-        """Count the executions over rows. Some of them may have read only a part.
+        """Count the executions over rows, without commands whose query is an execution of its own. Some of them may
+        have read only a part.
 
         A task of ``take`` may have reported without a note, because Spark reads nothing more from a worker once it has
         enough rows. This matters for a union: since 4.1, Spark unites partitions of the same keys in one task, but not
         below a limit. So the report of ``take`` differs from that of the write.
         """
-        return sum(places.are_in(execution.plan) for execution in self.executions)
+        over = (execution for execution in self.executions if places.are_in(execution.plan))
+        return sum(not self._within(execution) for execution in over)
 
     def folders(self, functions: Collection[str]) -> frozenset[str]:
         """Return the folders into which files were written by executions whose plan names one of ``functions``."""
@@ -120,8 +122,8 @@ class ActionFinder:
         failed = next((each for each in (execution, parent) if each is not None and each.failure), execution)
         if failed.failure and execution.method.endswith(_ITERATES):
             return None
-        # A cut in one leg of a union or join leaves rows out that no other leg need have. Behind an RDD, nothing shows
-        # which path is the one of these rows.
+        # If one leg of a union or join is cut, the rows that it leaves out may be in no other leg. Behind an RDD, the
+        # plan does not show which path has these rows.
         is_whole = is_followed and not any(path.is_cut(places.cut) for path in above)
         is_limited = is_followed and all(path.is_limited(places.cut) for path in above)
         if not failed.failure and not (hands_on and is_whole) and execution.found_none(places):

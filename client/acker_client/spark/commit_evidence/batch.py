@@ -461,10 +461,11 @@ class BatchEvidence:
     ) -> None:
         """Remember for later batches which rows were evaluated more than once."""
         nodes = lineage.steps_of(self)
-        again = [
+        again = [("sink", each.name) for each, places in evidence if finder.evaluations(places) > 1]
+        again += [
             ("sink", each.name)
             for each, places in evidence
-            if finder.evaluations(places) > 1 or (len(each.steps) > 1 and finder.executions_over(places) > 1)
+            if len(each.steps) > 1 and not _is_cached(each.frame) and finder.executions_over(places) > 1
         ]
         again += [("branch", name) for name in _branched(nodes)]
         notes = self._note_store.of([node.tag for node in nodes])
@@ -576,6 +577,10 @@ def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence
     partitions = {rdd: count for witness in witnesses for rdd, count in witness.partitions().items()}
     calls = {call: target for witness in witnesses for call, target in witness.calls.items()}
     return Places(tuple(functions), notes, partitions, calls=calls)
+
+
+def _is_cached(df: DataFrame | None) -> bool:
+    return df is not None and df.is_cached
 
 
 def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:

@@ -202,7 +202,8 @@ def unknown(subject: str) -> Undelivered:
     """Return the error of a batch of whose work Spark has forgotten a part."""
     return Undelivered(
         f"Spark has forgotten some of what it ran for {subject}, so it is unknown whether its write succeeded:"
-        " raise spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
+        " raise spark.sql.ui.retainedExecutions, spark.ui.retainedJobs and spark.ui.retainedStages above what one batch"
+        " runs"
     )
 
 

@@ -75,17 +75,24 @@ class Executions:
     def have_run(self, functions: Collection[str]) -> bool:
         """Whether a step with one of these ``functions`` has run in one of the last executions."""
         self._stores.wait_until_recorded(BUS_WAIT_MS)
-        plans = [str(data["physicalPlanDescription"]) for data in self._stores.executions(most=LOOK_BACK)]
-        return any(function in plan for plan in plans for function in functions)
+        return any(self._names(data, functions) for data in self._stores.executions(most=LOOK_BACK))
 
     def running_jobs(self, functions: Collection[str]) -> list[int]:
         """Return the ids of the jobs that run now for executions with a step that has one of these ``functions``."""
         found: list[int] = []
         for data in self._stores.executions(self._before):
-            plan = str(data["physicalPlanDescription"])
-            if data["completionTime"] is None and any(function in plan for function in functions):
+            if data["completionTime"] is None and self._names(data, functions):
                 found += [int(job) for job, status in data["jobs"].items() if status == "RUNNING"]
         return found
+
+    def _names(self, data: Record, functions: Collection[str]) -> bool:
+        """Whether the plan of an execution names one of ``functions``."""
+        try:
+            plan = Execution(self._stores, data).plan
+        except Forgotten:
+            # Spark has dropped the execution meanwhile. So the text is all there is, even if it was cut off.
+            plan = str(data["physicalPlanDescription"])
+        return any(function in plan for function in functions)
 
     def ran(self) -> Ran:
         """Return what has run so far."""

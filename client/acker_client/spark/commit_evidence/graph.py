@@ -112,10 +112,10 @@ class Places:
 class PlanPath:
     """The path from a place in a plan up to its top.
 
-    ``names``: the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it. A node
-    above an aggregate that computes something cuts groups off, and does not count. ``aggregates``: whether there is any
-    aggregate. ``reads``: the user's watched functions over batches. ``unproven``: the first node that need not read its
-    input to the end ("" if there is none).
+    ``names``: the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it. A limit
+    above an aggregate that computes something drops groups, not rows, so it does not count. ``aggregates``: whether
+    there is any aggregate. ``reads``: the user's watched functions over batches. ``unproven``: the first node that need
+    not read its input to the end ("" if there is none).
     """
 
     names: tuple[str, ...]
@@ -135,6 +135,10 @@ class PlanPath:
     @property
     def writes(self) -> bool:
         return any(_WRITES.match(name) for name in self.names)
+
+    @property
+    def is_of_subquery(self) -> bool:
+        return any("Subquery" in name for name in self.names)
 
 
 class Graph:
@@ -190,7 +194,7 @@ class Graph:
             over = {above for number in under for path in self._paths_up(number) for above in path}
             found = [number for number in found if number in over]
         paths = [self._plan_path(path) for number in found for path in self._paths_up(number)]
-        return [path for path in paths if _EMPTY not in path.names]
+        return _direct([path for path in paths if _EMPTY not in path.names])
 
     def removed_paths(self, places: Places) -> list[PlanPath]:
         """Return the paths up from each node that runs one of the functions, if AQE removed that node or one above it.
@@ -204,7 +208,7 @@ class Graph:
     def paths_from_nodes(self, name: str) -> list[PlanPath]:
         """Return the paths up from each node with this ``name``."""
         found = [number for number, (node_name, _) in self._nodes.items() if node_name == name]
-        return [self._plan_path(path) for number in found for path in self._paths_up(number)]
+        return _direct([self._plan_path(path) for number in found for path in self._paths_up(number)])
 
     def found_none(self, places: Places, values: Values, has_read_alone: bool) -> bool:
         """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_read_alone``:
@@ -263,6 +267,12 @@ class Graph:
         if to := _V2.match(name):
             return not self._is_python_source(to[1])
         return name in _READS_ALL or name in CUTS or bool(_WRITES.match(name))
+
+
+def _direct(paths: Sequence[PlanPath]) -> list[PlanPath]:
+    """Leave out the paths through subqueries, unless there are no others. A subquery over the rows, as in ``where n >
+    (select avg(n) from rows)``, computes a value beside the rows that are handed on."""
+    return [path for path in paths if not path.is_of_subquery] or list(paths)
 
 
 def _is_zero(metrics: Metrics, values: Values) -> bool:

@@ -19,7 +19,8 @@ _HIDING = re.compile(r"\.\.\.|redacted|LocalTableScan|LocalRelation|ExistingRDD|
 _FUNCTIONS = re.compile(r"Python|MapIn|FlatMap|InPandas")
 _ADAPTED = re.compile(r"== (?:Final|Current) Plan ==.*?(?=\+- == Initial Plan ==)", re.DOTALL)
 _NODE = re.compile(r"^(?P<indent>[\s:+|*-]*)[^\s:+|*-].*\((?P<number>\d+)\)")
-# What differs between two executions, at the ends of lines and in lines in which no literal of the user's can stand.
+# Text that differs from one execution to the next. Matches only at the end of a line, or a whole line, where no literal
+# of the user's can stand.
 _OF_ONE = re.compile(r" ?\[(?:codegen id|plan_id) ?[:=] ?\d+\]$|^Arguments: isFinalPlan=\w+$")
 _CALL = re.compile(rf"^(Arguments: {READS}.*\))#\d+(?=, \[)")
 # A list of columns, each with its id at its end. A literal in it may contain ", ", which the number of columns shows.

@@ -130,8 +130,8 @@ class EdgeColumns:
 
     @property
     def holds_copies(self) -> bool:
-        """Whether any column holds an edge of a function that several rows may hold, and no column holds it once. (An
-        array stays beside the one edge of it that each of several rows has got.)"""
+        """Whether any column holds an edge of a function that several rows may hold, and no column holds it once.
+        (After an explode each row has one edge of an array, and the whole array beside it, which is no copy.)"""
         copies = {origin for origin in self.held if origin.is_copied}
         return any(not may_share_edge({copy}, self.held - copies) for copy in copies)
 

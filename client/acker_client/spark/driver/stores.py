@@ -146,7 +146,7 @@ class Stores:
         return self._kept(lambda: self._context.core.job(number))
 
     def stage_dot(self, stage: int) -> str:
-        """Return the operators of a stage as text. Raises py4j's error for a stage that Spark skipped or dropped."""
+        """Return the operators of a stage as text. Raises py4j's error for a stage that Spark has dropped."""
         graph = self._context.core.operationGraphForStage(stage)
         return str(self._context.jvm.org.apache.spark.ui.scope.RDDOperationGraph.makeDotFile(graph))
 
