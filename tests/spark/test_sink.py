@@ -173,6 +173,15 @@ class Place:
         save_to(rows, self)
 
 
+class FullPlace(Place):
+    """A place that is full by default. The object has no attributes of its own until the program sets one."""
+
+    is_full = True
+
+    def __init__(self, is_full: bool) -> None:
+        assert is_full
+
+
 def save_to(rows: DataFrame, place: Place) -> None:
     if place.is_full:
         raise OSError("disk full")
@@ -200,20 +209,21 @@ LOCK = threading.Lock()
 
 
 @pytest.mark.parametrize(
-    "save",
+    ("save", "kind"),
     [
-        lambda df, place: place.save(df),
-        lambda df, place: sink(save_to)(df, place),
-        lambda df, place: sink(save_to)(df, place=place),
+        (lambda df, place: place.save(df), Place),
+        (lambda df, place: place.save(df), FullPlace),
+        (lambda df, place: sink(save_to)(df, place), Place),
+        (lambda df, place: sink(save_to)(df, place=place), Place),
         # A lock cannot be pickled.
-        lambda df, place: sink(save_to_first)(df, [place, LOCK]),
+        (lambda df, place: sink(save_to_first)(df, [place, LOCK]), Place),
     ],
-    ids=["method", "argument", "named", "list"],
+    ids=["method", "method without attributes", "argument", "named", "list"],
 )
 def test_a_success_makes_nothing_good_if_the_program_has_changed_the_arguments_since_the_failure(
-    spark: SparkSession, server: Any, save: Any
+    spark: SparkSession, server: Any, save: Any, kind: type[Place]
 ) -> None:
-    place = Place(is_full=True)
+    place = kind(is_full=True)
     with LiveBatch(spark, server.address, texts(20)) as live:
         with pytest.raises(OSError, match="disk full"):
             save(live.df, place)

@@ -125,8 +125,8 @@ class SinkEvidence:
         self.frame: DataFrame | None = None
         self.steps: tuple[str, ...] = ()
         self.partitioning: tuple[str, ...] = ()
-        # What the arguments held when the last call that raised had raised.
-        self.content: Sequence[object] = ()
+        # The content of the arguments right after the last call that raised; None if no call has raised.
+        self.content: Sequence[object] | None = None
         self._note_store = note_store
         self._lock = threading.Lock()
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
