@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from acker_client.spark.commit_evidence.others import followed_too
 from acker_client.spark.commit_evidence.statements import watching
 from acker_client.spark.commit_evidence.witness import Trail, Witness
 
@@ -61,3 +64,31 @@ def test_a_failed_statement_of_a_session_without_the_view_counts_for_each_sink_t
 def test_a_failed_statement_counts_for_a_sink_whose_view_all_sessions_see() -> None:
     one = java_session()
     assert failures([trail_of("a", one), trail_of("b", None)], one) == [1, 1]
+
+
+@pytest.mark.timeout(60)
+def test_a_program_may_wrap_the_sql_of_a_session_while_a_sink_runs() -> None:
+    java, trail, ran = java_session(), trail_of("a", None), list[str]()
+    session: Any = object.__new__(SparkSession)
+    vars(session).update(_jsparkSession=java, _sc=session_of(java).sparkContext, sql=ran.append)
+    with followed_too(trail):
+        watched = session.sql
+        session.sql = lambda text: watched(text)
+        session.sql(INSERT)
+    assert ran == [INSERT]
+
+
+@pytest.mark.timeout(60)
+def test_a_failure_that_the_program_swallows_in_a_wrapper_of_sql_counts() -> None:
+    def failing(text: str) -> None:
+        raise ValueError(text)
+
+    java, trail = java_session(), trail_of("a", None)
+    inner = watching(session_of(java), failing, lambda: [trail])
+
+    def wrapper(text: str) -> None:
+        with suppress(ValueError):
+            inner(text)
+
+    watching(session_of(java), wrapper, lambda: [trail])(INSERT)
+    assert [action.failure for action in trail.witness.actions(())] == [f"ValueError: {INSERT}"]
