@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Frame, Retry
 from acker_client.spark import branch, operator, sink
+from acker_client.spark.commit_evidence.batch import SinkEvidence
+from acker_client.spark.commit_evidence.blame import is_mistake, is_of_the_program, is_without_evidence
 from tests.service.caller import eventually
 from tests.spark.live_batch import ACKED, LOST, LiveBatch, texts
 
@@ -231,6 +234,22 @@ def test_a_success_makes_nothing_good_if_the_program_has_changed_the_arguments_s
         save(live.df, place)
         assert "disk full" in str(live.error)
         assert set(live.settle().values()) == {LOST}
+
+
+def test_a_call_that_repeats_nothing_says_why_and_blames_no_program() -> None:
+    store: Any = SimpleNamespace(note_writer=None)
+    node: Any = SimpleNamespace(tag="a")
+    rows: Any = None
+    evidence = SinkEvidence("save", store)
+    evidence.begin_call(node, rows, is_changed=False)
+    evidence.end_call(node, AttributeError("no token"))
+    assert evidence.error is not None
+    assert is_mistake(evidence.error)
+    evidence.begin_call(node, rows, is_changed=True)
+    evidence.end_call(node, None)
+    assert str(evidence.error).startswith("sink 'save' raised AttributeError: no token; it was called again, but")
+    blames = [blame(evidence.error) for blame in (is_of_the_program, is_mistake, is_without_evidence)]
+    assert blames == [False, False, False]
 
 
 def test_a_success_with_arguments_that_nobody_has_changed_makes_a_failure_good(
