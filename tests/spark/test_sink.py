@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Frame, Retry
 from acker_client.spark import branch, operator, sink
+from acker_client.spark.commit_evidence.batch import SinkEvidence
+from acker_client.spark.commit_evidence.blame import is_mistake, is_of_the_program, is_without_evidence
 from tests.service.caller import eventually
 from tests.spark.live_batch import ACKED, LOST, LiveBatch, texts
 
@@ -173,6 +176,15 @@ class Place:
         save_to(rows, self)
 
 
+class FullPlace(Place):
+    """A place that is full by default. The object has no attributes of its own until the program sets one."""
+
+    is_full = True
+
+    def __init__(self, is_full: bool) -> None:
+        assert is_full
+
+
 def save_to(rows: DataFrame, place: Place) -> None:
     if place.is_full:
         raise OSError("disk full")
@@ -200,20 +212,21 @@ LOCK = threading.Lock()
 
 
 @pytest.mark.parametrize(
-    "save",
+    ("save", "kind"),
     [
-        lambda df, place: place.save(df),
-        lambda df, place: sink(save_to)(df, place),
-        lambda df, place: sink(save_to)(df, place=place),
+        (lambda df, place: place.save(df), Place),
+        (lambda df, place: place.save(df), FullPlace),
+        (lambda df, place: sink(save_to)(df, place), Place),
+        (lambda df, place: sink(save_to)(df, place=place), Place),
         # A lock cannot be pickled.
-        lambda df, place: sink(save_to_first)(df, [place, LOCK]),
+        (lambda df, place: sink(save_to_first)(df, [place, LOCK]), Place),
     ],
-    ids=["method", "argument", "named", "list"],
+    ids=["method", "method without attributes", "argument", "named", "list"],
 )
 def test_a_success_makes_nothing_good_if_the_program_has_changed_the_arguments_since_the_failure(
-    spark: SparkSession, server: Any, save: Any
+    spark: SparkSession, server: Any, save: Any, kind: type[Place]
 ) -> None:
-    place = Place(is_full=True)
+    place = kind(is_full=True)
     with LiveBatch(spark, server.address, texts(20)) as live:
         with pytest.raises(OSError, match="disk full"):
             save(live.df, place)
@@ -221,6 +234,22 @@ def test_a_success_makes_nothing_good_if_the_program_has_changed_the_arguments_s
         save(live.df, place)
         assert "disk full" in str(live.error)
         assert set(live.settle().values()) == {LOST}
+
+
+def test_a_call_that_repeats_nothing_says_why_and_blames_no_program() -> None:
+    store: Any = SimpleNamespace(note_writer=None)
+    node: Any = SimpleNamespace(tag="a")
+    rows: Any = None
+    evidence = SinkEvidence("save", store)
+    evidence.begin_call(node, rows, is_changed=False)
+    evidence.end_call(node, AttributeError("no token"))
+    assert evidence.error is not None
+    assert is_mistake(evidence.error)
+    evidence.begin_call(node, rows, is_changed=True)
+    evidence.end_call(node, None)
+    assert str(evidence.error).startswith("sink 'save' raised AttributeError: no token; it was called again, but")
+    blames = [blame(evidence.error) for blame in (is_of_the_program, is_mistake, is_without_evidence)]
+    assert blames == [False, False, False]
 
 
 def test_a_success_with_arguments_that_nobody_has_changed_makes_a_failure_good(

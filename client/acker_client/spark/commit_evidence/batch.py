@@ -125,8 +125,8 @@ class SinkEvidence:
         self.frame: DataFrame | None = None
         self.steps: tuple[str, ...] = ()
         self.partitioning: tuple[str, ...] = ()
-        # What the arguments held when the last call that raised had raised.
-        self.content: Sequence[object] = ()
+        # The content of the arguments right after the last call that raised; None if no call has raised.
+        self.content: Sequence[object] | None = None
         self._note_store = note_store
         self._lock = threading.Lock()
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
@@ -137,8 +137,8 @@ class SinkEvidence:
         self._is_unread = False
         # When the sink was last called again after it had raised.
         self._rerun_ms = -NEVER_MS
-        # The failure of a call that no later call repeated, because the program had changed the arguments.
-        self._unrepeated: SinkFailed | None = None
+        # Why a failed call still counts: the program had changed the arguments before the next call.
+        self._unrepeated: Undelivered | None = None
 
     def planned(self, plan: Callable[[], tuple[DataFrame, lineage.Node]]) -> tuple[DataFrame, lineage.Node]:
         """Return the rows to give to the sink, and the sink's step.
@@ -158,7 +158,11 @@ class SinkEvidence:
         with self._lock:
             if isinstance(self.error, SinkFailed):
                 if is_changed:
-                    self._unrepeated = self.error
+                    self._unrepeated = Undelivered(
+                        f"{self.error}; it was called again, but with a changed argument or a changed attribute of its"
+                        " object, so the failed call still counts: repeat the write inside the sink, or change nothing",
+                        is_transient=True,
+                    )
                 else:
                     self._rerun_ms = now_ms()
             self._calls.append((node, witness, rows))

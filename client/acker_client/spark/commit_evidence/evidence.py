@@ -74,8 +74,8 @@ class Action:
 
 
 class Undelivered(AckerError):
-    """A batch has no evidence that it was done, so it is abandoned. ``is_transient``: a write failed and the exception
-    was swallowed, so a retry may help; otherwise the program has to be changed."""
+    """A batch has no evidence that it was done, so it is abandoned. ``is_transient``: a write or a call of
+    a sink failed, so a retry may help; otherwise the program has to be changed."""
 
     def __init__(self, reason: str, *, is_transient: bool = False) -> None:
         super().__init__(reason)

@@ -103,8 +103,9 @@ class _Union(_PatchedAttribute):
 
 
 class _SessionMethod(_PatchedAttribute):
-    """Replaces a method of all sessions. If other code has put its own method into one session, this method is wrapped
-    there, and remains afterwards. ``wrapped`` takes a session and its method, and returns the method to call."""
+    """Replaces a method of all sessions. If other code has replaced the method of one session, the replacement is
+    wrapped while a sink runs, and stays in place. ``wrapped`` takes a session and its method, and returns the method to
+    call."""
 
     def __init__(self, name: str, wrapped: Callable[[SparkSession, Callable[..., Any]], Callable[..., Any]]) -> None:
         super().__init__(SparkSession, name)

@@ -123,6 +123,7 @@ def _names(text: str, view: str) -> bool:
 
 
 def _is_over(value: object, trail: Trail) -> bool:
-    if isinstance(value, FollowedFrame):
+    # The plan of a frame that was made from RDDs does not show whose rows these hold.
+    if isinstance(value, FollowedFrame) and (value._trail.steps or value._trail.witness is trail.witness):
         return True
     return isinstance(value, ClassicFrame) and trail.witness.places.are_in(analyzed(value))

@@ -26,7 +26,8 @@ _LOCAL = re.compile(r"^file:/*")
 _TABLE = re.compile(r"\b(?:into|overwrite)\s+(?:table\s+)?([\w.`]+)", re.IGNORECASE)
 
 _changed = threading.Condition()
-_taken: set[str] = set()
+# The thread that writes into each place now.
+_taken: dict[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -50,8 +51,12 @@ def waited_s(waits: Iterable[TurnWait]) -> float:
 @contextmanager
 def turn(place: str, waits: list[TurnWait]) -> Iterator[None]:
     """Wait until no other thread writes into ``place``, and keep others out until the block ends. Adds the wait, if
-    there is one, to ``waits``. Does nothing for the place ""."""
-    if not place:
+    there is one, to ``waits``. Does nothing for the place "", or if this thread has a turn already: a write within a
+    write would wait for itself, or for a thread that waits for this one."""
+    thread = threading.get_ident()
+    with _changed:
+        has_turn = thread in _taken.values()
+    if not place or has_turn:
         yield
         return
     with _changed:
@@ -62,12 +67,12 @@ def turn(place: str, waits: list[TurnWait]) -> Iterator[None]:
                     log.warning("a write into %s waits for another one, which has not ended for a minute", place)
             finally:
                 wait.ended_s = time.monotonic()
-        _taken.add(place)
+        _taken[place] = thread
     try:
         yield
     finally:
         with _changed:
-            _taken.remove(place)
+            del _taken[place]
             _changed.notify_all()
 
 

@@ -82,7 +82,7 @@ class Sink(Generic[Args, Value]):
         rows, node = evidence.planned(
             lambda: fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches),
         )
-        is_changed = bool(evidence.content) and not _are_alike(evidence.content, key.content())
+        is_changed = evidence.content is not None and not _are_alike(evidence.content, key.content())
         witness = evidence.begin_call(node, rows, is_changed=is_changed)
         trail = Trail(witness)
         context, tag = df.sparkSession.sparkContext, job_tag_of(node)
@@ -148,7 +148,7 @@ class Call:
 
     def content(self) -> list[object]:
         """Return what the arguments, and the object of a method, hold now. A part that cannot be pickled stands for
-        itself, whatever it holds."""
+        itself, whatever it holds. Attributes of classes are left out."""
         _, owner, *args, kwargs = self.given
         named = sorted(cast(dict[str, object], kwargs).items())
         values = (getattr(owner, "__dict__", owner), *args, *(value for _, value in named))
