@@ -180,6 +180,30 @@ def test_a_batch_that_could_not_be_opened_on_all_servers_keeps_no_room_once_it_i
     assert len(client.open_batch(2, 2 * FIRST, 50).placement.members) == 2
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_number_whose_batch_was_forgotten_is_refused_and_ends_no_later_batch(
+    make: Callable[..., AckerClient], time: SimulatedTime, is_open: bool
+) -> None:
+    servers = Servers(2, time)
+    servers.servers[1] = LocalServer(new_shard(max_pending=100), id=1, clock=time.clock, sleep=time.sleep)
+    client = make(servers, budget_s=3.0)
+    client.open_source("orders")
+    if is_open:
+        client.open_batch(1, 2 * FIRST, 50)
+    else:
+        with pytest.raises(errors.Rejected, match="never fit"):
+            client.open_batch(1, 2 * FIRST, 1000)
+    client.forget_batch(1)
+    with pytest.raises(ValueError, match="batch 1 was forgotten: give this one a number of its own"):
+        client.open_batch(1, 2 * FIRST, 50)
+    read_and_write(client, client.open_batch(2, FIRST, 50), 2, 50)
+    client.settle(2, Settlement.DONE)
+    verdicts = Counter[int]()
+    while verdicts.total() < 50:
+        verdicts.update(client.watch(0.5).outcomes.verdicts.tolist())
+    assert verdicts == {Verdict.ACKED: 50}
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_an_idle_source_moves_to_the_servers_that_took_the_place_of_all_its_own(
     make: Callable[..., AckerClient], time: SimulatedTime, at_once: bool
