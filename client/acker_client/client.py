@@ -192,7 +192,7 @@ class AckerClient:
 
     def reset_timeout(self, root: int) -> None:
         """Restart the timeout of ``root``. Does nothing for the root of ``UNANCHORED``."""
-        if not root:
+        if root == 0:
             return
         state = self._with_room()
         with state.lock:
