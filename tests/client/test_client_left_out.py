@@ -135,6 +135,30 @@ def test_opening_a_source_gives_up_at_its_budget_when_no_server_answers_any_more
     assert tries.total() < 100
 
 
+def test_a_thread_takes_the_view_that_another_one_made_while_it_waited_for_servers_that_are_silent_again(
+    time: SimulatedTime,
+) -> None:
+    servers, views = Servers(2, time), list[View]()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if views:
+            return
+        for server in servers.servers:
+            server.start()
+        views.append(cluster.view(cluster.patience()))
+        for server in servers.servers:
+            server.stop()
+            connection = cluster.callers.at(f"{server.id}:1").connection
+            connection.lost(connection.greeted(cluster.patience().deadline))
+
+    settings = Settings(servers.addresses, budget_s=600.0)
+    cluster = Cluster(settings, servers.connect, time.clock, sleep, lambda: 0.5, InTurn())
+    for server in servers.servers:
+        server.stop()
+    assert cluster.view(cluster.patience()) == views[0]
+
+
 def test_a_watch_of_several_servers_does_not_sleep_between_polls() -> None:
     servers = Servers(2)
     slept: list[float] = []
