@@ -50,10 +50,10 @@ class CommonOptions(TypedDict, total=False):
     with the job rather than with the records; 1 never stops it.
 
     ``guarantee``: "at_least_once"; "at_most_once": records are saved as done before they are emitted; "no_guarantee":
-    records are done once their batch has ended, with any outcome. The last two never retry. ``commit_interval_s``:
-    shortest time between two writes of the checkpoint (0: write with each batch), except when a partition is revoked
-    and at the end; longer after a write of more than a second. ``group``: the source's membership of a group that
-    shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
+    records are done when their batch has ended, whatever their outcome. The last two never retry.
+    ``commit_interval_s``: shortest time between two writes of the checkpoint (0: write with each batch), except when a
+    partition is revoked and at the end; longer after a write of more than a second. ``group``: the source's membership
+    of a group that shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
 
     ``message_timeout_s``: the work on a batch may take that long. Then its Spark jobs are cancelled. If the work is not
     done all the same, its records end as TIMED_OUT and are replayed in smaller pieces (default: no limit).
