@@ -192,7 +192,7 @@ class AckerClient:
 
     def reset_timeout(self, root: int) -> None:
         """Restart the timeout of ``root``. Does nothing for the root of ``UNANCHORED``."""
-        if not root:
+        if root == 0:
             return
         state = self._with_room()
         with state.lock:
@@ -419,8 +419,9 @@ class AckerClient:
         ``held``: no root of the batch is reported ACKED before the batch is settled. For backpressure, waits while a
         server is overloaded, up to ``budget_s`` (None: ``Settings.budget_s``), and then raises ``Overloaded``. The
         timeouts mean the same as in ``open_source``; None turns them off. They do not apply to held roots that are
-        done. Raises ValueError if another batch has this number and is not over. After another error some servers may
-        keep the room: call it again with the same parameters, or ``forget_batch`` and open a batch of another number.
+        done. Raises ValueError if another batch has this number and is not over, or was forgotten. After another error
+        some servers may keep the room: call it again with the same parameters, or ``forget_batch`` and open a batch of
+        another number.
         """
         state = self._state()
         check_number("number", number, least=1)

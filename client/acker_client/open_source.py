@@ -150,8 +150,7 @@ class OpenSource(int):
             raise ValueError(f"count={count!r}: give the number of records, 0 or more")
         if message_ids is not None and len(message_ids) != count:
             raise ValueError(f"message_ids: {len(message_ids)} for {count} records; give one for each")
-        # Copied, as the caller may use the list again before the outcomes come.
-        roots, edges = self._emit_block(count, None if message_ids is None else tuple(message_ids))
+        roots, edges = self._emit_block(count, _kept(message_ids))
         return roots.view(np.int64), edges.view(np.int64)
 
     def _emit_block(
@@ -371,6 +370,14 @@ class OutcomeStream(Iterator[MessageOutcome], AsyncIterator[MessageOutcome]):
             # Waits in a thread of asyncio's. The callbacks are called in this one.
             await asyncio.to_thread(self._source._fetch)
         return outcome
+
+
+def _kept(message_ids: Any) -> Any:
+    """Return ``message_ids`` as they are now, as the caller may change them before the outcomes come. An array or a
+    range stays one, because a tuple would keep an object for each row."""
+    if isinstance(message_ids, np.ndarray):
+        return message_ids.copy()
+    return message_ids if isinstance(message_ids, range | tuple | None) else tuple(message_ids)
 
 
 def _after(count: int, then: Callable[[], object]) -> Callable[[int], None]:

@@ -135,6 +135,30 @@ def test_opening_a_source_gives_up_at_its_budget_when_no_server_answers_any_more
     assert tries.total() < 100
 
 
+def test_a_thread_takes_the_view_that_another_one_made_while_it_waited_for_servers_that_are_silent_again(
+    time: SimulatedTime,
+) -> None:
+    servers, views = Servers(2, time), list[View]()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if views:
+            return
+        for server in servers.servers:
+            server.start()
+        views.append(cluster.view(cluster.patience()))
+        for server in servers.servers:
+            server.stop()
+            connection = cluster.callers.at(f"{server.id}:1").connection
+            connection.lost(connection.greeted(cluster.patience().deadline))
+
+    settings = Settings(servers.addresses, budget_s=600.0)
+    cluster = Cluster(settings, servers.connect, time.clock, sleep, lambda: 0.5, InTurn())
+    for server in servers.servers:
+        server.stop()
+    assert cluster.view(cluster.patience()) == views[0]
+
+
 def test_a_watch_of_several_servers_does_not_sleep_between_polls() -> None:
     servers = Servers(2)
     slept: list[float] = []
@@ -178,6 +202,30 @@ def test_a_batch_that_could_not_be_opened_on_all_servers_keeps_no_room_once_it_i
         client.watch(0.1)
     assert servers.servers[0].shard.stats.open_batches == 0
     assert len(client.open_batch(2, 2 * FIRST, 50).placement.members) == 2
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_number_whose_batch_was_forgotten_is_refused_and_ends_no_later_batch(
+    make: Callable[..., AckerClient], time: SimulatedTime, is_open: bool
+) -> None:
+    servers = Servers(2, time)
+    servers.servers[1] = LocalServer(new_shard(max_pending=100), id=1, clock=time.clock, sleep=time.sleep)
+    client = make(servers, budget_s=3.0)
+    client.open_source("orders")
+    if is_open:
+        client.open_batch(1, 2 * FIRST, 50)
+    else:
+        with pytest.raises(errors.Rejected, match="never fit"):
+            client.open_batch(1, 2 * FIRST, 1000)
+    client.forget_batch(1)
+    with pytest.raises(ValueError, match="batch 1 was forgotten: give this one a number of its own"):
+        client.open_batch(1, 2 * FIRST, 50)
+    read_and_write(client, client.open_batch(2, FIRST, 50), 2, 50)
+    client.settle(2, Settlement.DONE)
+    verdicts = Counter[int]()
+    while verdicts.total() < 50:
+        verdicts.update(client.watch(0.5).outcomes.verdicts.tolist())
+    assert verdicts == {Verdict.ACKED: 50}
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -108,6 +108,9 @@ def test_an_emission_without_a_message_id_is_not_tracked(client: AckerClient, se
     assert source.pending == server.shard.stats.pending == server.shard.stats.orphans == 0
     with pytest.raises(ValueError, match="0 is no root id"):
         client.ack(0, 5)
+    for no_root in (None, ""):
+        with pytest.raises((TypeError, ValueError)):
+            client.reset_timeout(no_root)  # type: ignore[arg-type]
     for call in (client.ack_columns, lambda roots, vals: client.fail_columns(roots, "bad", vals)):
         with pytest.raises(ValueError, match="0 is no root id"):
             call([0], [0])
@@ -146,6 +149,16 @@ def test_a_list_of_message_ids_may_be_used_again_before_the_outcomes_come(client
     names.clear()
     expected = dict.fromkeys(["a1", "a2", "a3"], Verdict.ACKED) | dict.fromkeys(["b1", "b2", "b3"], Verdict.FAILED)
     assert verdicts(source) == expected
+
+
+def test_message_ids_in_an_array_are_copied_as_an_array_and_a_range_is_kept(client: AckerClient) -> None:
+    source, given = client.open_source("orders"), np.arange(3)
+    kinds: list[tuple[Any, type]] = [(given, np.ndarray), (range(3, 6), range), (["a", "b"], tuple)]
+    for message_ids, kind in kinds:
+        client.ack_columns(*source.emit_columns(len(message_ids), message_ids))
+        assert isinstance(source._ids._blocks[-1].ids, kind)
+    given[:] = 7
+    assert verdicts(source) == dict.fromkeys([*range(6), "a", "b"], Verdict.ACKED)
 
 
 def test_message_ids_are_taken_in_their_order_whatever_they_are_indexed_by(client: AckerClient) -> None:
@@ -355,22 +368,55 @@ def test_a_server_that_never_answers_again_ends_the_source_with_an_answer_for_ev
     assert list(outcomes) == []
 
 
+class NoticedLock:
+    """A lock that sets ``noticed`` when a thread has to wait for it."""
+
+    def __init__(self, noticed: threading.Event) -> None:
+        self._lock, self._noticed = threading.Lock(), noticed
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._noticed.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_a_source_that_gives_up_raises_in_no_thread_before_its_outcomes_are_there(
     client: AckerClient, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = client.open_source("orders")
+    source, noticed = client.open_source("orders"), threading.Event()
     source.emit("a")
-    take_all, before = source._ids.take_all, list[Exception | None]()
+    take_all, heard, early = source._ids.take_all, list[object](), list[object]()
+
+    def take() -> None:
+        try:
+            heard.append(source._take())
+        except errors.Unavailable as error:
+            heard.append(error)
+        noticed.set()
+
+    other = threading.Thread(target=take)
 
     def taken() -> Any:
-        before.append(source._error)
+        monkeypatch.setattr(source._ids, "take_all", take_all)
+        other.start()
+        noticed.wait()
+        early.extend(heard)
         return take_all()
 
     monkeypatch.setattr(source._ids, "take_all", taken)
+    monkeypatch.setattr(source, "_lock", NoticedLock(noticed))
     server.stop()
-    with pytest.raises(errors.Unavailable):
-        list(source.outcomes())
-    assert before[0] is None
+    try:
+        heard.extend(source.outcomes())
+    except errors.Unavailable as error:
+        heard.append(error)
+    other.join()
+    assert early == []
+    # One thread may come after the other has had both.
+    assert {type(each) for each in heard if each is not None} == {MessageOutcome, errors.Unavailable}
 
 
 def test_a_server_that_comes_back_without_its_state_ends_messages_as_lost(

@@ -38,20 +38,42 @@ def test_the_last_saved_state_is_loaded(checkpoint: CheckpointFile) -> None:
     assert checkpoint.load() == saved
 
 
-def test_a_checkpoint_behind_a_link_is_locked_and_replaced_where_the_link_leads(tmp_path: Path) -> None:
-    link, volume = tmp_path / "orders.ckpt", tmp_path / "volume"
+def linked_checkpoint(folder: Path) -> tuple[Path, Path]:
+    """Return a link, and the file that it leads to, which does not exist yet."""
+    link, volume = folder / "orders.ckpt", folder / "volume"
     volume.mkdir()
     link.symlink_to(volume / "orders.ckpt")
-    linked, direct = CheckpointFile(link), CheckpointFile(volume / "orders.ckpt")
+    return link, volume / "orders.ckpt"
+
+
+def test_a_checkpoint_behind_a_link_is_locked_and_replaced_where_the_link_leads(tmp_path: Path) -> None:
+    link, saved = linked_checkpoint(tmp_path)
+    linked, direct = CheckpointFile(link), CheckpointFile(saved)
     linked.open("orders", "files")
     with pytest.raises(CheckpointError, match="is in use by another running source"):
         direct.open("orders", "files")
     linked.save(at(3))
     assert (link.is_symlink(), direct.load()) == (True, at(3))
     linked.close()
-    files = Files(f"{volume}/*", name="orders", checkpoint=link)
+
+
+@pytest.mark.parametrize("pattern", ["*", "volume/*"])
+def test_neither_a_checkpoint_nor_the_link_to_it_is_read_as_input(tmp_path: Path, pattern: str) -> None:
+    link, saved = linked_checkpoint(tmp_path)
+    saved.touch()
+    files = Files(f"{tmp_path}/{pattern}", name="orders", checkpoint=link)
     with pytest.raises(SourceError, match=r"orders\.ckpt.* is written by this source"):
         files.input()[0].start({})
+
+
+@pytest.mark.parametrize("ending", ["", ".lock", ".new"])
+def test_dead_letters_go_to_no_file_of_the_checkpoint_behind_a_link(tmp_path: Path, ending: str) -> None:
+    link, saved = linked_checkpoint(tmp_path)
+    linked = tmp_path / "dead.jsonl"
+    linked.symlink_to(f"{saved}{ending}")
+    for dead_letters in (f"{saved}{ending}", linked):
+        with pytest.raises(ValueError, match="dead_letters and checkpoint are the same file"):
+            Files("in/*", name="orders", checkpoint=link, dead_letters=dead_letters)
 
 
 def at(position: int) -> dict[str, Committed]:

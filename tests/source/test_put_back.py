@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -127,21 +128,56 @@ def test_a_source_that_writes_letters_meanwhile_loses_none(tmp_path: Path) -> No
     assert (dead.stat().st_mode & 0o777, again.stat().st_mode & 0o777) == (0o640, 0o600)
 
 
-def test_both_files_belong_to_the_owner_of_the_letters_if_another_user_puts_them_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead, again, fstat = tmp_path / "dead.jsonl", tmp_path / "again.jsonl", os.fstat
-    DeadLetterFile(dead).write([letter(b"one")])
-    inode, given = dead.stat().st_ino, []
+def of_another_user(dead: Path, monkeypatch: pytest.MonkeyPatch, *, runs_as: int) -> None:
+    """Let the user 1000 own ``dead``, and let this process run as ``runs_as``."""
+    inode, fstat = dead.stat().st_ino, os.fstat
 
-    def of_another_user(file: int) -> os.stat_result:
+    def owned(file: int) -> os.stat_result:
         stat = fstat(file)
         return os.stat_result((*stat[:4], 1000, 1001, *stat[6:10])) if stat.st_ino == inode else stat
 
-    monkeypatch.setattr(os, "fstat", of_another_user)
+    monkeypatch.setattr(os, "fstat", owned)
+    monkeypatch.setattr(os, "geteuid", lambda: runs_as)
+
+
+def test_both_files_belong_to_the_owner_of_the_letters_if_root_puts_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, again, given = written(tmp_path / "dead.jsonl", letter(b"one")), tmp_path / "again.jsonl", []
+    of_another_user(dead, monkeypatch, runs_as=0)
     monkeypatch.setattr(os, "fchown", lambda file, *owner: given.append(owner))
     assert put_back(dead, again, everything) == Moved(1, 0)
     assert given == [(1000, 1001)] * 2
+
+
+@pytest.mark.parametrize(("runs_as", "left"), [(1002, ["dead.jsonl"]), (0, ["again.jsonl", "dead.jsonl"])])
+def test_a_user_who_may_not_give_files_away_is_refused_and_leaves_no_draft(
+    runs_as: int, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, again = written(tmp_path / "dead.jsonl", letter(b"one")), tmp_path / "again.jsonl"
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        of_another_user(dead, patched, runs_as=runs_as)
+        patched.setattr(os, "fchown", refuse)
+        with pytest.raises(SourceError, match=r"dead\.jsonl belongs to another user \(uid 1000\)|cannot be written"):
+            put_back(dead, again, everything)
+    assert sorted(each.name for each in tmp_path.iterdir()) == left
+    assert values_in(dead) == [b"one"]
+    assert put_back(dead, again, everything) == Moved(1, 0)
+
+
+def test_a_file_system_that_refuses_to_change_owners_takes_the_letters_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    dead = written(tmp_path / "dead.jsonl", letter(b"one"))
+    assert put_back(dead, tmp_path / "again.jsonl", everything) == Moved(1, 0)
 
 
 def test_letters_that_are_written_and_taken_out_at_the_same_time_are_all_there_once(tmp_path: Path) -> None:

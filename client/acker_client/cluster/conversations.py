@@ -39,7 +39,7 @@ class Conversations:
         self._lease_s = lease_s
         self._batches = batches
         self._pins = pins
-        # When a server last answered that is forgotten by now, or else when the source was opened.
+        # The last answer of all forgotten servers. If there is none, the time when the source was opened.
         self._heard_at = cluster.clock()
         self._lock = threading.Lock()
         # By address: a server that comes back without its state is another member, but keeps its conversation.

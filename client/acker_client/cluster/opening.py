@@ -33,9 +33,8 @@ OpenOn = Callable[[Member, Patience], None]
 
 
 class Opener:
-    """Opens one source and its batches. Takes the source's lock (``OpenBatches.lock``) where it changes batches.
-
-    Only one thread at a time opens the batch of a number, so ``_asked`` needs no lock.
+    """Opens one source and its batches. Takes the source's lock (``OpenBatches.lock``) where it changes batches
+    and ``_asked``. Only one thread at a time opens the batch of a number.
     """
 
     def __init__(self, cluster: Cluster, session: int, batches: OpenBatches, conversations: Conversations) -> None:
@@ -69,7 +68,8 @@ class Opener:
     def open_batch(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
         """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new."""
         # A failed attempt leaves the batch open on some members, and the next attempt may place it elsewhere.
-        asked = self._asked.setdefault(request.number, {})
+        with self._batches.lock:
+            asked = self._asked.setdefault(request.number, {})
         tried = set[Member]()
         batches: list[Batch] = []
 
@@ -79,7 +79,7 @@ class Opener:
             batches.append(batch)
             with self._batches.lock:
                 self._batches.add_batch(batch)
-            asked.update(dict.fromkeys(batch.members))
+                asked.update(dict.fromkeys(batch.members))
             return self._open_on_members(batch.members, tried, partial(self._open_batch_on, batch), budget_s)
 
         try:
@@ -96,9 +96,12 @@ class Opener:
             self._conversations.end_batch_on(elsewhere, request.number, None)
         return batch
 
-    def end_unopened(self, number: int, undrawn: InitScope | None) -> None:
-        """End a batch that could not be opened, on the members where it may be open. Caller holds the source's lock."""
-        self._conversations.end_batch_on(self._asked.pop(number, ()), number, undrawn)
+    def end_unopened(self, number: int, undrawn: InitScope | None) -> bool:
+        """End a batch that could not be opened, on the members where it may be open. Return whether there are any.
+        Caller holds the source's lock."""
+        asked = self._asked.pop(number, {})
+        self._conversations.end_batch_on(asked, number, undrawn)
+        return bool(asked)
 
     def _place_batch(self, view: View, number: int) -> Placement:
         settings = self._cluster.settings

@@ -51,7 +51,7 @@ class ServerList:
             return
         self._looked_at = self._greeted_at = self._clock()
         calls = [self._started(caller) for caller in absent]
-        while True:
+        while self._view is None:
             self._await(calls)
             failures = errors_of(calls)
             for error in failures:

@@ -7,7 +7,7 @@ with the state that it owns:
 |---|---|---|
 | ``open_batches`` | the batches that are not over, what the next watch returns | the source's lock |
 | ``stream`` and ``emissions`` | numbers of emissions, what was published about them | the source's lock |
-| ``opening`` | where a batch that has no placement yet may be open | only one thread opens a batch |
+| ``opening`` | where a batch that has no placement yet may be open | the source's lock |
 | ``settling`` | one call of ``settle_batch`` | the source's lock, for the batch |
 | ``conversations`` | the servers that were talked to | its own lock, taken after the source's |
 | ``conversation`` | registration, lease and polls at one server | its own lock, taken after both |
@@ -20,6 +20,7 @@ calls: all threads that emit wait while one of them opens the next batch. It is 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -40,6 +41,9 @@ from acker_protocol.ids import Column
 from acker_protocol.messages import Limits, OpenBatch, Settle, Settlement
 from acker_protocol.placement import Member
 
+# How many numbers of forgotten batches are remembered.
+_FORGOTTEN_MAX = 256
+
 
 class SourceSession:
     """Thread-safe; ``watch`` is for one thread at a time. ``emissions``: the emissions of this source."""
@@ -53,6 +57,8 @@ class SourceSession:
         self._batches = OpenBatches(threading.Lock())
         published = Published(session, 0, base, base)
         self._conversations = Conversations(cluster, name, session, lease_s, self._batches, published.encode())
+        # Numbers of batches that were forgotten while servers may have had them open.
+        self._forgotten = deque[int](maxlen=_FORGOTTEN_MAX)
         self._opener = Opener(cluster, session, self._batches, self._conversations)
         stream = Stream(session, base, limits)
         self.emissions = EmissionStream(
@@ -124,8 +130,11 @@ class SourceSession:
 
     def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:
         """Place a batch and open it on all its members. Place it again if one of them is gone or takes nothing new.
-        Raises ValueError if another batch has this number and is not over."""
+        Raises ValueError if another batch has this number and is not over, or was forgotten."""
         with self._batches.lock:
+            if request.number in self._forgotten:
+                # The servers may end the forgotten batch later, and would end this one in its place.
+                raise ValueError(f"batch {request.number} was forgotten: give this one a number of its own")
             known = self._batches.find_batch(request.number)
             self.emissions.leave_numbers_to_user()
         if known is not None and known.request != request:
@@ -174,11 +183,12 @@ class SourceSession:
         could not be opened."""
         with self._batches.lock:
             batch = self._batches.find_batch(number)
-            if batch is None:
-                self._opener.end_unopened(number, None)
-            else:
+            if batch is not None:
                 self._batches.forget_batch(batch)
                 self._conversations.end_batch_on(batch.members_not_settled, number, batch.undrawn)
+            elif not self._opener.end_unopened(number, None):
+                return
+            self._forgotten.append(number)
 
     # -- outcomes
 

@@ -63,8 +63,9 @@ class Sending:
         return all(self._state.is_out(pin, member.id) for pin in self._replication.pins_of(member))
 
     def _excuse(self, member: Member) -> str | None:
-        """Return why all sources allow leaving ``member`` out, "" while a joined source does not, None if only this
-        client's own one does not. Also renews this client's leases, and asks for news of joined sources."""
+        """Return why ``member`` may be left out. Return "" while a joined source still counts on it. Return None if
+        only this client's own source does, so that the usual rules apply. Also renews this client's leases, and asks
+        for news of joined sources."""
         if self._state.source_or_none is not None:
             self._state.source_or_none.keep_leases()
         joined = [pin for pin in self._replication.pins_of(member) if pin.session in self._state.others.joined]

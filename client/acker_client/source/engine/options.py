@@ -50,10 +50,10 @@ class CommonOptions(TypedDict, total=False):
     with the job rather than with the records; 1 never stops it.
 
     ``guarantee``: "at_least_once"; "at_most_once": records are saved as done before they are emitted; "no_guarantee":
-    records are done once their batch has ended, with any outcome. The last two never retry. ``commit_interval_s``:
-    shortest time between two writes of the checkpoint (0: write with each batch), except when a partition is revoked
-    and at the end; longer after a write of more than a second. ``group``: the source's membership of a group that
-    shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
+    records are done when their batch has ended, whatever their outcome. The last two never retry.
+    ``commit_interval_s``: shortest time between two writes of the checkpoint (0: write with each batch), except when a
+    partition is revoked and at the end; longer after a write of more than a second. ``group``: the source's membership
+    of a group that shares the partitions among its sources; ``checkpoint`` must then be a ``SharedCheckpointStore``.
 
     ``message_timeout_s``: the work on a batch may take that long. Then its Spark jobs are cancelled. If the work is not
     done all the same, its records end as TIMED_OUT and are replayed in smaller pieces (default: no limit).
@@ -215,9 +215,8 @@ class Options:
     @property
     def own_files(self) -> tuple[Path | str, ...]:
         """The files, and the URLs of objects, that this source writes. They are therefore not part of its input."""
-        checkpoint = behind_link(self.checkpoint) if isinstance(self.checkpoint, Path) else self.checkpoint
-        beside = _beside(checkpoint) if isinstance(checkpoint, Path) else ()
-        written = [checkpoint, *beside, self.dead_letters]
+        checkpoint = _files_of(self.checkpoint) if isinstance(self.checkpoint, Path) else (self.checkpoint,)
+        written = [*checkpoint, self.dead_letters]
         stored = [str(each) for each in written if isinstance(each, S3Checkpoint | DeadLetterObjects)]
         return (*(each for each in written if isinstance(each, Path)), *stored)
 
@@ -300,10 +299,9 @@ class Options:
             # The file of dead letters makes the last directory of its path, so that this one is private.
             if not (folder.is_dir() or (option == "dead_letters" and folder.parent.is_dir())):
                 raise ValueError(f"{option}={str(path)!r}: its directory does not exist; create it first")
-        if isinstance(self.dead_letters, Path) and isinstance(self.checkpoint, Path):
-            taken = {os.path.abspath(path) for path in (self.checkpoint, *_beside(self.checkpoint))}
-            if os.path.abspath(self.dead_letters) in taken:
-                raise ValueError(f"dead_letters and checkpoint are the same file ({self.dead_letters}): give two")
+        taken = _files_of(self.checkpoint) if isinstance(self.checkpoint, Path) else ()
+        if isinstance(self.dead_letters, Path) and os.path.realpath(self.dead_letters) in map(os.path.realpath, taken):
+            raise ValueError(f"dead_letters and checkpoint are the same file ({self.dead_letters}): give two")
 
 
 def check_order(ordered_by: object, key: str, options: Options) -> None:
@@ -356,8 +354,10 @@ def _guarantee(given: object) -> Guarantee:
         raise ValueError(f"guarantee={given!r}: give one of {names}") from None
 
 
-def _beside(checkpoint: Path) -> tuple[Path, Path]:
-    return checkpoint.with_name(checkpoint.name + ".lock"), checkpoint.with_name(checkpoint.name + ".new")
+def _files_of(checkpoint: Path) -> tuple[Path, ...]:
+    """Return a checkpoint and the file that its link leads to, each with the files beside it."""
+    paths = dict.fromkeys((checkpoint, behind_link(checkpoint)))
+    return tuple(path.with_name(path.name + ending) for path in paths for ending in ("", ".lock", ".new"))
 
 
 def _count(option: str, value: object) -> int:

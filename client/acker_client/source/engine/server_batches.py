@@ -28,9 +28,9 @@ PAUSE_S = 1.0
 TRY_S = 1.0
 # After this silence of the servers, `settle_at_servers_once` makes no attempt.
 SILENT_S = 10.0
-# What becomes of the records of a batch that the servers do not take.
-OPEN = "nothing is lost"
-SAVED = "its records are saved as done (guarantee='at_most_once') and are not read again"
+# What becomes of the records of a batch that no server accepts.
+NOTHING_LOST = "nothing is lost"
+SAVED_AS_DONE = "its records are saved as done (guarantee='at_most_once') and are not read again"
 
 
 class NoRoom(Exception):
@@ -38,8 +38,8 @@ class NoRoom(Exception):
 
 
 class ServerBatches:
-    """The batches of one session. ``guarantee``: it says what becomes of records whose batch the servers do not
-    take."""
+    """The batches of one session. ``guarantee`` decides what an error says about the records of a batch that no server
+    accepts."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ServerBatches:
         guarantee: Guarantee = Guarantee.AT_LEAST_ONCE,
     ) -> None:
         self._client = client
-        self._fate = SAVED if guarantee is Guarantee.AT_MOST_ONCE else OPEN
+        self._fate = SAVED_AS_DONE if guarantee is Guarantee.AT_MOST_ONCE else NOTHING_LOST
         self._environment = environment
         self._deadline_s = deadline_s
 

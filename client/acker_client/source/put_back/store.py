@@ -77,6 +77,7 @@ def _put_back_locally(path: Path, again: Path, is_chosen: Callable[[DeadLetter],
     with _locked(path, wait_s, is_made=False) as dead:
         letters = Sorted.of(_content(dead), is_chosen)
         if letters.moving:
+            _check_owner(path, dead)
             with _locked(again, wait_s, is_made=True) as file:
                 content = _content(file)
                 end = b"" if not content or content.endswith(b"\n") else b"\n"
@@ -117,11 +118,23 @@ def _content(file: FileIO) -> bytes:
     return file.readall()
 
 
+def _check_owner(path: Path, file: FileIO) -> None:
+    """Raise ``SourceError`` if this user may not give files to the owner of ``file``. Comes before anything is written,
+    as the owner could not open a file that this user leaves."""
+    owner = os.fstat(file.fileno()).st_uid
+    if os.geteuid() not in (0, owner):
+        raise SourceError(
+            f"{path} belongs to another user (uid {owner}): put its letters back as that user, or as root"
+        )
+
+
 def _give(file: int, like: os.stat_result) -> None:
     """Give an open file to the owner and group that ``like`` has. Raises ``PermissionError`` if that needs rights, but
     not for the group alone."""
-    is_own = os.fstat(file).st_uid == like.st_uid
-    with suppress(PermissionError) if is_own else nullcontext():
+    own = os.fstat(file)
+    if (own.st_uid, own.st_gid) == (like.st_uid, like.st_gid):
+        return
+    with suppress(PermissionError) if own.st_uid == like.st_uid else nullcontext():
         os.fchown(file, like.st_uid, like.st_gid)
 
 
@@ -139,4 +152,7 @@ def _replace(path: Path, file: FileIO, content: bytes, *, owned_like: FileIO) ->
         os.replace(draft, path)
         sync_directory(path)
     except OSError as error:
+        # Another user could not write to a draft that this one leaves.
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise SourceError(f"{path} cannot be written ({error.strerror}): {to_write(error)}") from None

@@ -10,8 +10,8 @@ from enum import StrEnum
 
 class Guarantee(StrEnum):
     """AT_LEAST_ONCE: a record is done when it is acked or in the dead letters. AT_MOST_ONCE: it is done before it is
-    emitted, and never emitted twice, whatever its outcome. NO_GUARANTEE: it is done once its batch has ended, with any
-    outcome. Records that were emitted but not saved when a driver died are emitted again."""
+    emitted, and never emitted twice, whatever its outcome. NO_GUARANTEE: records are done when their batch has ended,
+    whatever their outcome. Records that were emitted but not saved when a driver died are emitted again."""
 
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
