@@ -74,15 +74,15 @@ class ActionFinder:
         return len(executions) + len(jobs)
 
     def executions_over(self, places: Places) -> int:
-        """Count the executions over rows, without commands whose query is an execution of its own. Some of them may
-        have read only a part.
+        """Count the executions over rows, without commands whose query over them is an execution of its own. Some of
+        them may have read only a part.
 
         A task of ``take`` may have reported without a note, because Spark reads nothing more from a worker once it has
         enough rows. This matters for a union: since 4.1, Spark unites partitions of the same keys in one task, but not
         below a limit. So the report of ``take`` differs from that of the write.
         """
-        over = (execution for execution in self.executions if places.are_in(execution.plan))
-        return sum(not self._within(execution) for execution in over)
+        over = [execution for execution in self.executions if places.are_in(execution.plan)]
+        return sum(not any(inner in over for inner in self._within(execution)) for execution in over)
 
     def folders(self, functions: Collection[str]) -> frozenset[str]:
         """Return the folders into which files were written by executions whose plan names one of ``functions``."""

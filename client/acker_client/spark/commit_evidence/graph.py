@@ -208,7 +208,7 @@ class Graph:
     def paths_from_nodes(self, name: str) -> list[PlanPath]:
         """Return the paths up from each node with this ``name``."""
         found = [number for number, (node_name, _) in self._nodes.items() if node_name == name]
-        return _direct([self._plan_path(path) for number in found for path in self._paths_up(number)])
+        return [self._plan_path(path) for number in found for path in self._paths_up(number)]
 
     def found_none(self, places: Places, values: Values, has_read_alone: bool) -> bool:
         """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_read_alone``:
