@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
 from acker_service.core import memory
@@ -338,18 +338,22 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches ``host``, an IP address or a name."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _ip_address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def is_everywhere(host: str) -> bool:
     """Whether a server at ``host`` listens on all addresses. No client can connect to such a host."""
+    address = _ip_address(host)
+    return address is not None and address.is_unspecified
+
+
+def _ip_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that ``host`` is, with or without brackets; None for a name."""
     try:
-        return ip_address(host.strip("[]")).is_unspecified
+        return ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return None
 
 
 def flag(name: str) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from acker_protocol.ids import session_digest
 from acker_protocol.messages import (
+    NAME_CHARACTERS,
     Apply,
     ApplyReply,
     DrainReply,
@@ -34,7 +35,7 @@ from acker_service.core.parts import StatePart
 from acker_service.core.quotas import Allotment
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
-from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
+from acker_service.core.sources import Change, SourceChange
 from acker_service.core.stats import Counters, ShardStats, SourceStats
 from acker_service.process.logs import Log, RateLimit
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from acker_protocol.ids import Column
-from acker_protocol.messages import PINS_MAX_BYTES, Apply, OpenBatch, Watch
+from acker_protocol.messages import NAME_CHARACTERS, PINS_MAX_BYTES, Apply, OpenBatch, Watch
 from acker_protocol.reports import malformed
 from acker_service.core.batches import NUMBERS_MAX, BatchState, are_too_long
 from acker_service.core.ledger import Numbering, Sections, column
-from acker_service.core.sources import NAME_CHARACTERS
 
 
 def _malformed_apply(message: Apply, batch: BatchState | None) -> str:

@@ -24,7 +24,6 @@ OPEN_MAX = 1024
 # The bit maps of a batch need one bit per number, even if this server has only some of its slots and so fewer roots.
 # Such a batch may have at most this many numbers for each root that fits on the server.
 NUMBERS_A_ROOT = 16
-NAME_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ PROTOCOL_VERSION = 2
 
 # The longest timeout that a server accepts.
 TIMEOUT_MAX_S = 24 * 3600
+# The longest name of a source.
+NAME_CHARACTERS = 256
 # The largest ``Watch.pins``.
 PINS_MAX_BYTES = 64 << 10
 

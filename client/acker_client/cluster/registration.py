@@ -11,12 +11,10 @@ from numbers import Integral
 from typing import Any
 
 from acker_protocol.ids import MASK
-from acker_protocol.messages import TIMEOUT_MAX_S, Limits, Outcomes, Status, Watch, WatchReply
+from acker_protocol.messages import NAME_CHARACTERS, TIMEOUT_MAX_S, Limits, Outcomes, Status, Watch, WatchReply
 
 # On the wire, times are milliseconds in 32 bits.
 SECONDS_MAX = 4_294_967
-# The longest name of a source that a server takes.
-NAME_CHARACTERS = 256
 
 # Reasons for leaving a server out of the batches that it has lost. Roots that are LOST because of it have the same
 # reason.

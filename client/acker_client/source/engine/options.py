@@ -167,16 +167,9 @@ class Options:
         self._check_ports()
         if not 0 <= self.max_dead_share <= 1:
             raise ValueError(f"max_dead_share={self.max_dead_share}: give a share from 0 to 1 (1: never stop)")
-        for option in (
-            "concurrency",
-            "batch_records",
-            "max_uncommitted",
-            "max_uncommitted_per_partition",
-            "partitions",
-        ):
-            given = getattr(self, option)
-            if given is not None or option == "concurrency":
-                object.__setattr__(self, option, _count(option, given))
+        counts = ("batch_records", "max_uncommitted", "max_uncommitted_per_partition", "partitions")
+        for option in ("concurrency", *(each for each in counts if getattr(self, each) is not None)):
+            object.__setattr__(self, option, _count(option, getattr(self, option)))
         if self.batch_records is not None and self.open_max < self.batch_records:
             raise ValueError(
                 f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"

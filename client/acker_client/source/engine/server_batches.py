@@ -28,7 +28,7 @@ PAUSE_S = 1.0
 TRY_S = 1.0
 # After this silence of the servers, `settle_at_servers_once` makes no attempt.
 SILENT_S = 10.0
-# What becomes of the records of a batch that no server accepts.
+# If no server accepts a batch, the error says one of these about the records.
 NOTHING_LOST = "nothing is lost"
 SAVED_AS_DONE = "its records are saved as done (guarantee='at_most_once') and are not read again"
 

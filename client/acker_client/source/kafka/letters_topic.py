@@ -66,7 +66,7 @@ class KafkaTopic:
         """Send letters, or outcomes, and return when they are durable. Raises :class:`SourceError` if that fails."""
         rows: Iterator[DeadLetter | RecordOutcome] = iter(written)
         first = list(islice(rows, 1))
-        what = "outcomes" if isinstance(next(iter(first), None), RecordOutcome) else "dead letters"
+        what = "outcomes" if first and isinstance(first[0], RecordOutcome) else "dead letters"
 
         def messages() -> Iterator[tuple[bytes, bytes]]:
             for each in chain(first, rows):

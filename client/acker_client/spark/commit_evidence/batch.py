@@ -465,12 +465,7 @@ class BatchEvidence:
     ) -> None:
         """Remember for later batches which rows were evaluated more than once."""
         nodes = lineage.steps_of(self)
-        again = [("sink", each.name) for each, places in evidence if finder.evaluations(places) > 1]
-        again += [
-            ("sink", each.name)
-            for each, places in evidence
-            if len(each.steps) > 1 and not _is_cached(each.frame) and finder.executions_over(places) > 1
-        ]
+        again = [("sink", each.name) for each, places in evidence if _was_evaluated_again(each, places, finder)]
         again += [("branch", name) for name in _branched(nodes)]
         notes = self._note_store.of([node.tag for node in nodes])
         has_conflict = any(note.kind == "conflict" for note in notes)
@@ -583,8 +578,11 @@ def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence
     return Places(tuple(functions), notes, partitions, calls=calls)
 
 
-def _is_cached(df: DataFrame | None) -> bool:
-    return df is not None and df.is_cached
+def _was_evaluated_again(evidence: SinkEvidence, places: Places, finder: ActionFinder) -> bool:
+    if finder.evaluations(places) > 1:
+        return True
+    is_cached = evidence.frame is not None and evidence.frame.is_cached
+    return len(evidence.steps) > 1 and not is_cached and finder.executions_over(places) > 1
 
 
 def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:

@@ -39,10 +39,9 @@ def followed_too(trail: Trail) -> Iterator[None]:
     """While the block runs, follow every frame that holds rows of ``trail``, and watch all statements over them."""
     with _lock:
         if not _trails:
-            _patches.extend([*(_PatchedAttribute(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
-            _patches.extend(
-                [_SessionMethod("sql", _watching_sql), _SessionMethod("createDataFrame", _following_frames)]
-            )
+            _patches.extend(_PatchedAttribute(ClassicFrame, name) for name in _TAKES)
+            _patches.extend(starmap(_Union, _UNIONS))
+            _patches.extend(starmap(_SessionMethod, (("sql", _watching_sql), ("createDataFrame", _following_frames))))
             for patch in _patches:
                 patch.install()
         _trails.append(trail)
