@@ -7,7 +7,9 @@ One listener admits everybody as a super user. The other one needs SASL PLAIN, w
 from __future__ import annotations
 
 import base64
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -30,7 +32,9 @@ admin: Any = library
 
 PROJECT = Path(__file__).parent
 BUILD = PROJECT.parents[1] / ".build" / "kafka"
-START_S = 60.0
+START_S = 300.0
+# Below the ports that Linux gives to connections, one of which might take a port before the broker listens on it.
+PORTS = range(20_000, 32_000)
 # The newest Spark Kafka connector on Maven Central, which has none for 4.3.0.
 CONNECTOR = "4.2.0"
 
@@ -108,7 +112,9 @@ class RealKafka:
         """Start the broker, or start it again with its data. Returns when it answers."""
         self.process = self._java("kafka.Kafka", str(self._settings))
         answering = admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        eventually(lambda: _answers(answering))
+        eventually(lambda: self.process.poll() is not None or _answers(answering))
+        if self.process.poll() is not None:
+            pytest.fail(f"the broker ended by itself:\n{(self.folder / 'log').read_text()[-4000:]}")
 
     def kill(self) -> None:
         """Kill the broker, as a crash does."""
@@ -175,13 +181,12 @@ class RealKafka:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    return list(itertools.islice(filter(_is_free, random.sample(PORTS, len(PORTS))), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) != 0
 
 
 def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:
