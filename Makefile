@@ -3,8 +3,8 @@
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
 #   make test-fast    the quick tests without a JVM and without other processes, in a minute
 #   make test         all tests but the long ones, in some five minutes (ARGS="tests/service -k settle")
-#   make test-long    half of the tests that take seconds or minutes each, the other half tomorrow, and today's of
-#                     `make test-matrix`; with ARGS, all that these name (ARGS=tests)
+#   make test-long    a third of the tests that take seconds or minutes each, another third each day, and today's
+#                     of `make test-matrix`; with ARGS, all that these name (ARGS=tests)
 #   make test-kafka   the tests that need a real Apache Kafka, which it fetches by Maven and starts
 #   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
