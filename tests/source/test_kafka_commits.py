@@ -326,6 +326,25 @@ def test_however_drivers_start_commit_and_die_one_goes_on_and_all_others_stop(
     assert live() == [first]
 
 
+@pytest.mark.parametrize("by", ["first", "acker offsets"])
+def test_a_new_commit_stops_a_driver_that_has_looked_for_new_partitions_since(by: str) -> None:
+    broker = MemoryBroker()
+    first = Driver(broker, "0a")
+    first.write(PLACES[:2])
+    second = Driver(broker, "0b")
+    second.read()
+    second.write(PLACES[:2])
+    if by == "first":
+        first.write(PLACES[:2])
+    else:
+        moved = CommitMetadata("orders", "h:1", Ranges.below(2), checkpoint="kafka", run=RunId(MOVED, "ab"))
+        broker.kept[PLACES[0]] = CommittedOffset(2, moved.to_text(4096))
+    # A partition turns up, and a driver reads the commits of its whole topic.
+    assert second.commits.load(PLACES)[PLACES[0]].offset == 2
+    second.read()
+    assert second.is_stopped
+
+
 @dataclass
 class Identified:
     """The checkpoint of a job."""
