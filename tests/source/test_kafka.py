@@ -1379,6 +1379,13 @@ def test_dead_letters_are_in_the_topic_when_write_returns(kafka: MockKafka) -> N
     store.close()
 
 
+@pytest.mark.parametrize("config", [{"acks": 0}, {"acks": "1"}, {"request.required.acks": 1}])
+def test_a_topic_of_letters_that_does_not_wait_for_all_replicas_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="config: acks must be 'all', so that all in-sync replicas have a message"):
+        KafkaTopic("dead", bootstrap_servers="127.0.0.1:1", config={"enable.idempotence": False, **config})
+    KafkaTopic("dead", bootstrap_servers="127.0.0.1:1", config={"enable.idempotence": False, "acks": "all"})
+
+
 VALUES: list[Any] = [
     b"\\" * 2_000_000,
     random.Random(5).randbytes(1_500_000),
