@@ -127,6 +127,8 @@ class KafkaInput:
         self._logs: dict[At, TopicLog] = {}
         # Partitions that were assigned while no broker answered.
         self._unadmitted: dict[At, Committed] = {}
+        # Partitions of the checkpoint that were not listed at the start, and were not since.
+        self._unlisted: dict[At, Committed] = {}
         self._is_shared = False
         # All partitions, by the last answer to ``partitions``; and since when some of them are not listed any more.
         self._known: list[At] = []
@@ -165,7 +167,9 @@ class KafkaInput:
             # Made here too, so that a schema that cannot be read is an error at the start.
             decoder_of(self.options.decoding).registry.check(self.options.decoding.registry.timeout_s)
         self._range.check(self._find_partitions())
-        self._admit({self._at_of(partition): each for partition, each in committed.items()})
+        saved = {self._at_of(partition): each for partition, each in committed.items()}
+        self._admit(saved)
+        self._unlisted = {at: each for at, each in saved.items() if at not in self._logs}
 
     def partitions(self) -> list[str]:
         self._is_shared, self._is_new = True, False
@@ -419,7 +423,8 @@ class KafkaInput:
         is_due = now_s >= self._refresh_due_s or not self._has_begun
         if is_due and not self._is_shared:
             found = self._find_partitions(PLAN_S if self._has_begun else None)
-            self._admit({at: Committed() for at in found if at not in self._logs})
+            self._admit({at: self._unlisted.get(at, Committed()) for at in found if at not in self._logs})
+            self._unlisted = {at: each for at, each in self._unlisted.items() if at not in self._logs}
             self._remove_deleted(set(found), now_s)
             if not found and not self._has_begun:
                 to_do = " yet: waiting for one" if self.options.stop is None else ": there is nothing to read"
