@@ -19,7 +19,7 @@ from acker_client.source import CheckpointError, Kafka, Ranges
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
 from acker_client.source.kafka.broker import Broker, CommittedOffset
 from acker_client.source.kafka.commits import Commits
-from acker_client.source.kafka.connection import Unreachable
+from acker_client.source.kafka.connection import Unreachable, library
 from acker_client.source.kafka.input import RENEW_AGAIN_S, RENEW_S, KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection
 from acker_client.source.kafka.offset_metadata import MOVED, CommitMetadata, RunId
@@ -515,6 +515,7 @@ def test_a_checkpoint_in_kafka_waits_for_its_commits_unless_nothing_is_guarantee
             input_.set_checkpoint(store)
             assert store.load() == {}
             store.connection = store._broker.connection = replace(store.connection, timeout_s=0.3)
+            store._limit_s = 0.0
             kafka.pause()
             try:
                 if waits:
@@ -528,6 +529,73 @@ def test_a_checkpoint_in_kafka_waits_for_its_commits_unless_nothing_is_guarantee
             store.close()
             if not waits:
                 assert kafka.committed(f"{topic}-{guarantee}", topic)[0][0] == 4
+
+
+def opened_store(two: Jobs, waits: list[float]) -> Any:
+    """Return a loaded checkpoint in Kafka that notes its waits for brokers in ``waits``, and does not wait."""
+    store: Any = two.job("kafka").options.checkpoint
+    store._sleep = waits.append
+    store.open("orders", "kafka")
+    store.load()
+    return store
+
+
+def test_a_checkpoint_in_kafka_outlasts_an_outage_that_is_longer_than_its_timeout(jobs: Callable[[int], Jobs]) -> None:
+    two, waits = jobs(10), list[float]()
+    store = opened_store(two, waits)
+    broker = store._broker
+    committed, confirm = broker.committed, broker.confirm
+
+    def away(*_: object) -> Any:
+        if len(waits) < 2:
+            raise Unreachable("no broker")
+        return committed(*_)
+
+    broker.committed = away
+    broker.confirm = lambda timeout_s: "no answer" if len(waits) < 4 else confirm(timeout_s)
+    store.save({f"{two.topic}/0": Committed(Ranges.below(4))})
+    assert (len(waits), two.offset()) == (4, 4)
+    store.close()
+
+
+def test_after_an_outage_a_checkpoint_in_kafka_does_not_undo_what_was_committed_meanwhile(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(10)
+    store = opened_store(two, [])
+    confirm = store._broker.confirm
+    moved = CommitMetadata("orders", "h:1", Ranges.below(2), checkpoint="kafka", run=RunId(MOVED, "ab")).to_text(4096)
+
+    def late(timeout_s: float) -> str:
+        # The first commit arrives without an answer, and the user moves the source.
+        assert confirm(timeout_s) == ""
+        two.kafka.commit(two.topic, two.topic, [(0, 2)], moved)
+        return "no answer"
+
+    store._broker.confirm = late
+    with pytest.raises(CheckpointError, match="were moved by `acker offsets`"):
+        store.save({f"{two.topic}/0": Committed(Ranges.below(4))})
+    store._broker.confirm = confirm
+    store.close()
+    assert two.kafka.committed(two.topic, two.topic)[0] == (2, moved)
+
+
+def test_a_commit_that_a_broker_refuses_ends_a_run_with_a_checkpoint_in_kafka_at_once(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two, waits = jobs(10), list[float]()
+    store = opened_store(two, waits)
+    broker, refused = store._broker, library().KafkaError(library().KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    def forbidden(offsets: Mapping[At, CommittedOffset]) -> None:
+        broker._unconfirmed |= {at: each.offset for at, each in offsets.items()}
+        broker._on_commit(refused, [])
+
+    broker.commit = forbidden
+    with pytest.raises(CheckpointError, match=r"what is done could not be committed .*authorization.*Nothing is lost"):
+        store.save({f"{two.topic}/0": Committed(Ranges.below(4))})
+    assert waits == []
+    store.close()
 
 
 # -- commits that brokers would drop
