@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from acker_client.source.put_back import store
 from acker_client.source.put_back.letter_lines import ReadLine
@@ -79,10 +80,13 @@ def dead_letters(
     if not files:
         raise Mistake("no file is named: give the file that the source has as dead_letters, like dead.jsonl")
     files = list(dict.fromkeys(files))
+    origin_of = click.get_current_context().get_parameter_source
+    options_of = {"put_back": "--put-back", "show": "--show", "by": "--by", "limit": "--limit"}
+    given = [option for name, option in options_of.items() if origin_of(name) is not ParameterSource.DEFAULT]
+    if len(given) > 1:
+        raise Mistake(f"{given[0]} and {given[1]} do not go together: give one of them")
     wanted = Wanted(source, reason, since_s)
     if put_back is not None:
-        if by is not None or show is not None:
-            raise Mistake(f"--put-back and {'--by' if by else '--show'} do not go together: give one of them")
         _put_back(files, put_back, wanted.holds, as_json=as_json)
         return
     found = _find_letters(files, wanted.holds)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -206,10 +207,6 @@ def test_a_damaged_line_is_named_and_the_others_are_shown(folder: Path, capsys: 
         ((), "no file is named: give the file that the source has as dead_letters, like dead.jsonl"),
         (("dead.jsonl", "--show", "9"), "--show 9: no such letter, there are 6; the list without --show has their"),
         (("dead.jsonl", "--since", "long ago"), "--since long ago: give a time like 2026-11-22T08:30 (UTC), or a span"),
-        (
-            ("dead.jsonl", "--put-back", "a", "--show", "1"),
-            "--put-back and --show do not go together: give one of them",
-        ),
         (("dead.jsonl", "--put-back", "dead.jsonl"), "is where the letters are: name another file to put them back"),
         (("none.jsonl", "--put-back", "a"), "none.jsonl cannot be read (No such file or directory): bring it back"),
         (("dead.jsonl", "--sinse", "2h"), "--sinse: no such option; the nearest is --since"),
@@ -220,6 +217,18 @@ def test_mistakes_are_one_sentence_each(
     folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
 ) -> None:
     assert says in mistaken(capsys, *words)
+
+
+WAYS = [("--put-back", "again.jsonl"), ("--show", "1"), ("--by", "reason"), ("--limit", "20")]
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(WAYS, 2)))
+def test_two_options_of_which_one_would_be_ignored_are_refused_and_move_no_letter(
+    folder: Path, capsys: pytest.CaptureFixture[str], first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    said = f"{first[0]} and {second[0]} do not go together: give one of them"
+    assert mistaken(capsys, "dead.jsonl", *second, *first) == said
+    assert not (folder / "again.jsonl").exists()
 
 
 def test_in_a_narrow_terminal_long_reasons_are_folded_not_cut() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from acker_client.source import Batch, CheckpointError, Kafka
 from acker_client.source.kafka.broker import LATEST, Broker
 from acker_client.source.kafka.names import At
+from acker_client.source.kafka.offset_metadata import CommitMetadata
 from acker_command.offsets import offsets
 from acker_command.options import run
 from tests.source.executors import NO_SPARK, Cluster, frame_of, save_all
@@ -181,6 +182,21 @@ def test_a_driver_that_runs_all_the_same_stops_and_does_not_undo_the_move(
         deque(map(save_all, batches))
     assert one.found()["0"]["next"] == 1
     assert one.run() == [*values(0, 1, 10), *values(1, 1, 5)]
+
+
+def test_a_move_keeps_the_id_of_the_topic_so_that_a_later_start_refuses_another_topic_of_that_name(
+    job: Callable[..., Job],
+) -> None:
+    one = job("kafka")
+    one.run()
+    offset, text = one.kafka.committed(one.topic, one.topic)[0]
+    own = CommitMetadata.from_text(text, offset)
+    assert own is not None
+    # The mock cluster gives its topics no ids.
+    one.kafka.commit(one.topic, one.topic, [(0, offset)], replace(own, topic_id="first").to_text(4096))
+    one.printed("--to", "3", "--partition", f"{one.topic}/0")
+    offset, text = one.kafka.committed(one.topic, one.topic)[0]
+    assert (offset, json.loads(text)["topic_id"]) == (3, "first")
 
 
 @pytest.mark.long

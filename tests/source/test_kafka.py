@@ -1087,6 +1087,40 @@ def test_a_partition_that_is_assigned_while_one_list_misses_its_topic_is_read_on
     ]
 
 
+@pytest.mark.parametrize("plans", [0, 1])
+def test_a_partition_that_is_not_listed_at_the_start_goes_on_from_the_checkpoint_once_it_is_listed(
+    kafka: MockKafka, opened: list[KafkaInput], gone: set[str], plans: int
+) -> None:
+    now, topic = [0.0], kafka.new_topic(5, 5, prefix=f"late-{plans}")
+    given: dict[str, Any] = {"pattern": f"late-{plans}-.*", "group_id": topic, "first_poll": "latest", "refresh_s": 1.0}
+    options = Kafka(bootstrap_servers=kafka.servers, name="orders", **given).kafka
+    opened.append(KafkaInput(options, broker=Deleting, clock=lambda: now[0]))
+    gone.add(topic)
+    driven = Driven(opened[-1], {f"{topic}/{number}": Committed(Ranges.below(2 + number)) for number in range(2)})
+    for _ in range(plans):
+        assert opened[-1].plan(10, 1).parts == []
+    gone.clear()
+    now[0] = 1.0
+    records = driven.take(opened[-1].plan(10, 1))
+    assert places(driven.origins(records).to_pylist()) == [(0, 2), (0, 3), (0, 4), (1, 3), (1, 4)]
+
+
+def test_a_topic_that_is_not_listed_at_the_start_and_has_another_id_once_it_is_listed_is_refused(
+    kafka: MockKafka, opened: list[KafkaInput], gone: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, topic = [0.0], kafka.new_topic(9, prefix="anew")
+    monkeypatch.setattr(Deleting, "topic_ids", lambda self, topics, wait_s=0.0: dict.fromkeys(topics, "second"))
+    options = Kafka(pattern="anew-.*", bootstrap_servers=kafka.servers, name="orders", group_id=topic).kafka
+    opened.append(KafkaInput(options, broker=Deleting, clock=lambda: now[0]))
+    gone.add(topic)
+    opened[-1].start({f"{topic}/0": Committed(Ranges.below(3), {"topic_id": "first"})})
+    assert opened[-1].plan(10, 1).parts == []
+    gone.clear()
+    now[0] = 10.0
+    with pytest.raises(InputChanged, match="was deleted and created again: it had the id first, and has second now"):
+        opened[-1].plan(10, 1)
+
+
 class Failing(Broker):
     """A broker that confirms no commit, and while ``fails`` tells no offset."""
 
@@ -1346,6 +1380,7 @@ def test_a_checkpoint_that_cannot_be_committed_says_so_and_nothing_is_lost() -> 
         store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group_id=topic, timeout_s=0.5)
         store.open("orders", "kafka")
         assert store.load() == {}
+    store._limit_s = 0.0
     with pytest.raises(CheckpointError, match=r"what is done could not be committed to the offsets of group .*Nothing"):
         store.save({f"{topic}/0": Committed(Ranges.below(2))})
     store.close()
@@ -1377,6 +1412,13 @@ def test_dead_letters_are_in_the_topic_when_write_returns(kafka: MockKafka) -> N
     assert (one["value"], one["reason"], one["offset"]) == ("bad", "ValueError: bad", 3)
     assert (written["orders:0:4"]["value_base64"], written["orders:0:5"]["value"]) == ("/w==", None)
     store.close()
+
+
+@pytest.mark.parametrize("config", [{"acks": 0}, {"acks": "1"}, {"request.required.acks": 1}])
+def test_a_topic_of_letters_that_does_not_wait_for_all_replicas_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="config: acks must be 'all', so that all in-sync replicas have a message"):
+        KafkaTopic("dead", bootstrap_servers="127.0.0.1:1", config={"enable.idempotence": False, **config})
+    KafkaTopic("dead", bootstrap_servers="127.0.0.1:1", config={"enable.idempotence": False, "acks": "all"})
 
 
 VALUES: list[Any] = [

@@ -19,7 +19,7 @@ from acker_client.source import CheckpointError, Kafka, Ranges
 from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
 from acker_client.source.kafka.broker import Broker, CommittedOffset
 from acker_client.source.kafka.commits import Commits
-from acker_client.source.kafka.connection import Unreachable
+from acker_client.source.kafka.connection import Unreachable, library
 from acker_client.source.kafka.input import RENEW_AGAIN_S, RENEW_S, KafkaInput
 from acker_client.source.kafka.names import At, KafkaConnection
 from acker_client.source.kafka.offset_metadata import MOVED, CommitMetadata, RunId
@@ -326,6 +326,25 @@ def test_however_drivers_start_commit_and_die_one_goes_on_and_all_others_stop(
     assert live() == [first]
 
 
+@pytest.mark.parametrize("by", ["first", "acker offsets"])
+def test_a_new_commit_stops_a_driver_that_has_looked_for_new_partitions_since(by: str) -> None:
+    broker = MemoryBroker()
+    first = Driver(broker, "0a")
+    first.write(PLACES[:2])
+    second = Driver(broker, "0b")
+    second.read()
+    second.write(PLACES[:2])
+    if by == "first":
+        first.write(PLACES[:2])
+    else:
+        moved = CommitMetadata("orders", "h:1", Ranges.below(2), checkpoint="kafka", run=RunId(MOVED, "ab"))
+        broker.kept[PLACES[0]] = CommittedOffset(2, moved.to_text(4096))
+    # A partition turns up, and a driver reads the commits of its whole topic.
+    assert second.commits.load(PLACES)[PLACES[0]].offset == 2
+    second.read()
+    assert second.is_stopped
+
+
 @dataclass
 class Identified:
     """The checkpoint of a job."""
@@ -496,6 +515,7 @@ def test_a_checkpoint_in_kafka_waits_for_its_commits_unless_nothing_is_guarantee
             input_.set_checkpoint(store)
             assert store.load() == {}
             store.connection = store._broker.connection = replace(store.connection, timeout_s=0.3)
+            store._limit_s = 0.0
             kafka.pause()
             try:
                 if waits:
@@ -509,6 +529,73 @@ def test_a_checkpoint_in_kafka_waits_for_its_commits_unless_nothing_is_guarantee
             store.close()
             if not waits:
                 assert kafka.committed(f"{topic}-{guarantee}", topic)[0][0] == 4
+
+
+def opened_store(two: Jobs, waits: list[float]) -> Any:
+    """Return a loaded checkpoint in Kafka that notes its waits for brokers in ``waits``, and does not wait."""
+    store: Any = two.job("kafka").options.checkpoint
+    store._sleep = waits.append
+    store.open("orders", "kafka")
+    store.load()
+    return store
+
+
+def test_a_checkpoint_in_kafka_outlasts_an_outage_that_is_longer_than_its_timeout(jobs: Callable[[int], Jobs]) -> None:
+    two, waits = jobs(10), list[float]()
+    store = opened_store(two, waits)
+    broker = store._broker
+    committed, confirm = broker.committed, broker.confirm
+
+    def away(*_: object) -> Any:
+        if len(waits) < 2:
+            raise Unreachable("no broker")
+        return committed(*_)
+
+    broker.committed = away
+    broker.confirm = lambda timeout_s: "no answer" if len(waits) < 4 else confirm(timeout_s)
+    store.save({f"{two.topic}/0": Committed(Ranges.below(4))})
+    assert (len(waits), two.offset()) == (4, 4)
+    store.close()
+
+
+def test_after_an_outage_a_checkpoint_in_kafka_does_not_undo_what_was_committed_meanwhile(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two = jobs(10)
+    store = opened_store(two, [])
+    confirm = store._broker.confirm
+    moved = CommitMetadata("orders", "h:1", Ranges.below(2), checkpoint="kafka", run=RunId(MOVED, "ab")).to_text(4096)
+
+    def late(timeout_s: float) -> str:
+        # The first commit arrives without an answer, and the user moves the source.
+        assert confirm(timeout_s) == ""
+        two.kafka.commit(two.topic, two.topic, [(0, 2)], moved)
+        return "no answer"
+
+    store._broker.confirm = late
+    with pytest.raises(CheckpointError, match="were moved by `acker offsets`"):
+        store.save({f"{two.topic}/0": Committed(Ranges.below(4))})
+    store._broker.confirm = confirm
+    store.close()
+    assert two.kafka.committed(two.topic, two.topic)[0] == (2, moved)
+
+
+def test_a_commit_that_a_broker_refuses_ends_a_run_with_a_checkpoint_in_kafka_at_once(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two, waits = jobs(10), list[float]()
+    store = opened_store(two, waits)
+    broker, refused = store._broker, library().KafkaError(library().KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    def forbidden(offsets: Mapping[At, CommittedOffset]) -> None:
+        broker._unconfirmed |= {at: each.offset for at, each in offsets.items()}
+        broker._on_commit(refused, [])
+
+    broker.commit = forbidden
+    with pytest.raises(CheckpointError, match=r"what is done could not be committed .*authorization.*Nothing is lost"):
+        store.save({f"{two.topic}/0": Committed(Ranges.below(4))})
+    assert waits == []
+    store.close()
 
 
 # -- commits that brokers would drop
@@ -697,6 +784,68 @@ def test_a_driver_that_fails_while_it_starts_stops_no_other_one_under_its_name(j
     batch.done()
     deque(map(save_all, first))
     assert two.offset() == 10
+
+
+class Unconfirmed(Broker):
+    """A broker that takes no commit while ``is_away``."""
+
+    is_away = True
+
+    def commit(self, offsets: Mapping[At, CommittedOffset]) -> None:
+        if not self.is_away:
+            super().commit(offsets)
+
+    def confirm(self, timeout_s: float) -> str:
+        return "no answer" if self.is_away else super().confirm(timeout_s)
+
+
+@pytest.mark.parametrize("checkpoint", [None, "kafka"])
+@pytest.mark.parametrize("given", [{"first_poll": "latest"}, {"first_poll": "uncommitted_latest"}, {"start": "latest"}])
+def test_a_source_does_not_begin_at_the_end_of_a_partition_before_that_offset_is_committed(
+    jobs: Callable[[int], Jobs], checkpoint: str | None, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = jobs(5)
+    input_ = KafkaInput(two.job(checkpoint, stop=None, **given).kafka, broker=Unconfirmed)
+    input_.start({})
+    with pytest.raises(Unreachable, match=rf"{two.topic}/0 begins at its end, and .* not be committed .*no answer"):
+        input_.plan(5, 1)
+    monkeypatch.setattr(Unconfirmed, "is_away", False)
+    assert input_.plan(5, 1).parts == []
+    assert two.offset() == 5
+    input_.close()
+
+
+def test_a_member_of_a_group_begins_at_the_end_of_a_partition_once_that_offset_is_committed(
+    jobs: Callable[[int], Jobs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = jobs(5)
+    input_ = KafkaInput(two.job(first_poll="latest", stop=None).kafka, broker=Unconfirmed)
+    input_.start({})
+    input_.partitions()
+    assert not input_.plan(5, 1).parts
+    input_.assign({f"{two.topic}/0": Committed()})
+    two.kafka.write(two.topic, 0, [b"not begun yet"])
+    assert not input_.plan(5, 1).parts
+    monkeypatch.setattr(Unconfirmed, "is_away", False)
+    assert input_.plan(5, 1).parts == []
+    two.kafka.write(two.topic, 0, [b"begun"])
+    assert [(part.start, part.stop) for part in input_.plan(5, 1).parts] == [(6, 7)]
+    assert two.offset() == 6
+    input_.close()
+
+
+def test_a_first_offset_that_is_not_committed_at_once_is_committed_with_the_next_plan(
+    jobs: Callable[[int], Jobs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = jobs(5)
+    input_ = KafkaInput(two.job(stop=None).kafka, broker=Unconfirmed)
+    input_.start({})
+    assert [(part.start, part.stop) for part in input_.plan(3, 1).parts] == [(0, 3)]
+    monkeypatch.setattr(Unconfirmed, "is_away", False)
+    input_.plan(0, 1)
+    committed = two.kafka.committed(two.topic, two.topic)
+    assert {number: offset for number, (offset, _) in committed.items()} == {0: 0, 1: 0, 2: 0, 3: 0}
+    input_.close()
 
 
 # -- the end of a run

@@ -45,9 +45,7 @@ class Following(Driven):
         """Return the next records that are not done. Empty at the end, or if there are none now."""
         plan = self.input.plan(records_max, tasks)
         self.is_over = plan.is_end
-        records = self.parts.add_parts(plan.parts)
-        self._open |= set(records.tolist())
-        return records
+        return self.take(plan)
 
     def drain(self, records_max: int = 1000) -> np.ndarray:
         """Plan until the end, or until three plans in a row are empty. Return all planned records, and finish none."""
@@ -645,6 +643,62 @@ def test_a_shard_that_aged_out_after_all_its_read_records_were_done_logs_a_warni
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "any records that were written to it later are lost" in record.message
+
+
+def test_a_shard_that_was_read_to_its_end_is_not_reported_when_it_has_aged_out(
+    twin: TwinKinesis, caplog: pytest.LogCaptureFixture
+) -> None:
+    twin.put(0, "a", "b")
+    following = Following(twin, reading=StreamReading())
+    following.finish(following.drain())
+    following.committed()
+    # The end comes with an empty answer, after the last record was saved.
+    twin.split(0)
+    assert following.data(following.drain()) == []
+    committed = following.committed()
+    twin.drop(0)
+    with caplog.at_level(logging.WARNING):
+        assert Following(twin, committed).work_off() == []
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("finished", "is_listed"), [([0, 1, 2], False), ([0, 1], False), ([1], False), ([1], True)])
+def test_records_and_shards_that_have_aged_out_are_reported_at_one_start_only(
+    twin: TwinKinesis, caplog: pytest.LogCaptureFixture, finished: list[int], is_listed: bool
+) -> None:
+    twin.put(0, "a", "b", "c")
+    following = Following(twin)
+    following.finish(following.drain()[finished])
+    committed, reported = following.committed(), list[int]()
+    twin.split(0)
+    twin.age(0, 3)
+    if not is_listed:
+        twin.drop(0)
+    for _ in range(3):
+        caplog.clear()
+        following = Following(twin, committed)
+        assert following.work_off() == []
+        committed = following.committed()
+        reported.append(len(caplog.messages))
+    assert reported == [1, 0, 0]
+
+
+def test_records_that_age_out_before_they_are_read_again_are_reported_once_and_the_end_is_saved(
+    twin: TwinKinesis, caplog: pytest.LogCaptureFixture
+) -> None:
+    twin.put(0, *"abcdef")
+    first = Following(twin)
+    first.finish(first.drain()[4:])
+    second = Following(twin, first.committed())
+    second.finish(second.plan(1))
+    second.committed()
+    twin.split(0)
+    twin.age(0, 6)
+    assert second.data(second.drain()) == []
+    assert "has aged out of the stream before it was done" in caplog.text
+    caplog.clear()
+    assert Following(twin, second.committed()).work_off() == []
+    assert caplog.messages == []
 
 
 # -- memory

@@ -51,7 +51,7 @@ class Broker:
         self.connection = connection
         self._unconfirmed: dict[At, int] = {}
         self._failed = ""
-        self._is_behind = False
+        self._is_refused = self._is_behind = False
         self._limit_s = connection.timeout_s
         self._trouble = ""
         self._admin: Any = None
@@ -137,11 +137,11 @@ class Broker:
             library().TopicPartition(at.topic, at.number, each.offset, each.metadata) for at, each in offsets.items()
         ]
         self._unconfirmed |= {at: each.offset for at, each in offsets.items()}
-        self._failed = ""
+        self._failed, self._is_refused = "", False
         try:
             self._consumer.commit(offsets=made, asynchronous=True)
         except library().KafkaException as error:
-            self._note_failed(str(error.args[0].str()))
+            self._note_failed(error.args[0])
         self.serve()
 
     def confirm(self, timeout_s: float) -> str:
@@ -154,6 +154,10 @@ class Broker:
         if not self._unconfirmed:
             return ""
         return self._failed or self._trouble or f"no answer in {timeout_s:g} s"
+
+    def failure(self, why: str) -> SourceError:
+        """Return the error for a reason that ``confirm`` has returned: ``Unreachable`` unless a broker has refused."""
+        return (SourceError if self._is_refused else Unreachable)(why)
 
     def forget_commits(self, partitions: Iterable[At]) -> None:
         """No longer wait for the commits of these partitions, which this source does not read any more."""
@@ -212,7 +216,7 @@ class Broker:
         """Take the result of a commit. The library calls it from ``poll``."""
         failed = [each.error for each in partitions if each.error is not None]
         if error is not None or failed:
-            self._note_failed((error or failed[0]).str())
+            self._note_failed(error or failed[0])
             return
         self._is_behind = False
         for each in partitions:
@@ -220,7 +224,8 @@ class Broker:
             if self._unconfirmed.get(at) == each.offset:
                 del self._unconfirmed[at]
 
-    def _note_failed(self, why: str) -> None:
+    def _note_failed(self, error: Any) -> None:
+        why = str(error.str())
         if not self._is_behind:
             log.warning(
                 "offsets of group %r could not be committed to Kafka (%s): the lag that tools show is behind; the next"
@@ -229,6 +234,7 @@ class Broker:
                 why,
             )
         self._is_behind, self._failed = True, why
+        self._is_refused = not isinstance(self._error(error, "the commits"), Unreachable)
 
 
 def _topics_of(partitions: Sequence[At]) -> str:

@@ -73,7 +73,8 @@ class Commits:
         commits = {at: Commit(each.offset, self._own(at, each)) for at, each in sorted(found.items())}
         own = {at: commit.own for at, commit in commits.items() if commit.own is not None}
         self._check_checkpoint(own, is_new)
-        self._read |= found
+        # Commits that were read before stay: ``check_runs`` has to find those that are new since.
+        self._read = found | self._read
         if not self._has_committed:
             # Afterwards other runs may have compared themselves with it.
             turn = max((commit.run.turn + 1 for commit in own.values()), default=1)

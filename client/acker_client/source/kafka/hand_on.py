@@ -38,9 +38,7 @@ def hand_on(
     from acker_client.spark.operators.hand_on import HandOn
 
     connection = KafkaConnection.of(bootstrap_servers, "hand-on", config, timeout_s)
-    acks = [setting for name, setting in connection.config if name in ("acks", "request.required.acks")]
-    if any(setting not in ("all", -1, "-1") for setting in acks):
-        raise ValueError("config: acks must be 'all', so that handed-on rows are on all in-sync replicas; leave it out")
+    connection.check_acks()
     return HandOn(TopicMessages(topic, connection), key, value)
 
 

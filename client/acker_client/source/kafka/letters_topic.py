@@ -53,6 +53,7 @@ class KafkaTopic:
             raise ValueError(f"topic={topic!r}: name the topic")
         self.topic = topic
         self.connection = KafkaConnection.of(bootstrap_servers, "dead-letters", config, timeout_s)
+        self.connection.check_acks()
         self._message_bytes_max = int((config or {}).get("message.max.bytes", MESSAGE_BYTES_MAX))
         self._writer: TopicWriter | None = None
 

@@ -81,6 +81,12 @@ class KafkaConnection:
                 )
         return cls(together, group, tuple(sorted(settings.items())), timeout_s)
 
+    def check_acks(self) -> None:
+        """Raise ``ValueError`` if a producer with this config does not wait for all in-sync replicas."""
+        acks = [setting for name, setting in self.config if name in ("acks", "request.required.acks")]
+        if any(setting not in ("all", -1, "-1") for setting in acks):
+            raise ValueError("config: acks must be 'all', so that all in-sync replicas have a message; leave it out")
+
     @property
     def settings(self) -> dict[str, Any]:
         return {"bootstrap.servers": self.servers, **dict(self.config)}

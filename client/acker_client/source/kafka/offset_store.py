@@ -7,7 +7,8 @@ fit. A restart reads the rest again. Offsets of other writers are ignored. ``com
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from acker_client.source.kafka.names import At, KafkaConnection, Topics
 from acker_client.source.kafka.offset_metadata import CommitMetadata
 from acker_client.source.records.input import Committed, Mark
 from acker_client.source.records.stores import Committer
+from acker_client.source.waiting import OUTAGE_S, outlast
 
 log = logging.getLogger("acker_client.source.kafka")
 
@@ -37,6 +39,10 @@ class KafkaOffsets:
     run of the same source stops when it first commits after a commit of the first run. ``Kafka`` refuses this store
     with a ``group``, because Kafka accepts the commits of a source that has lost a partition.
     """
+
+    # Tests replace these. ``_limit_s``: how long brokers may be away at the end of a batch before the run ends.
+    _sleep: Callable[[float], None] = staticmethod(time.sleep)
+    _limit_s = OUTAGE_S
 
     def __init__(
         self,
@@ -129,8 +135,12 @@ class KafkaOffsets:
         Raises :class:`CheckpointError` if another run, or ``acker offsets``, has committed since.
         """
         self._open_commits.emits_once = self.waits and not by.retries
-        self._check_runs(self._loaded, is_start=True)
-        self._commit(self._loaded)
+
+        def commit_loaded() -> None:
+            self._check_runs(self._loaded, is_start=True)
+            self._commit(self._loaded)
+
+        self._outlast(commit_loaded, 0.0)
         self._loaded = {}
 
     def note_begun(self, committed: Mapping[str, Committed]) -> None:
@@ -143,10 +153,14 @@ class KafkaOffsets:
         return self._load([At.named(partition) for partition in partitions])
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        changed = {name: each for name, each in committed.items() if not self._is_saved(name, each)}
-        if changed and not self._is_shared:
-            changed |= {name: committed[name] for name in self._check_runs(committed)}
-        self._commit(changed)
+        def commit_changed() -> None:
+            changed = {name: each for name, each in committed.items() if not self._is_saved(name, each)}
+            if changed and not self._is_shared:
+                # In each try: during an outage another run may have gone on.
+                changed |= {name: committed[name] for name in self._check_runs(committed)}
+            self._commit(changed)
+
+        self._outlast(commit_changed, self._limit_s)
 
     def renew(self, marks: Mapping[str, Mark], timeout_s: float) -> bool:
         """Commit once more what was saved of some partitions, each with its mark. Returns whether that succeeded.
@@ -175,18 +189,22 @@ class KafkaOffsets:
             limit_s = None if self.waits else CHECK_S
             found = self._open_commits.check_runs(map(At.named, partitions), limit_s, is_start=is_start)
             return [at.name for at in found]
+        except Unreachable:
+            if self.waits:
+                raise
+            return []
+
+    def _outlast(self, commit: Callable[[], None], limit_s: float) -> None:
+        """Call ``commit``, and for ``limit_s`` seconds again while brokers are away. Raises ``CheckpointError``."""
+        try:
+            outlast(commit, str(self), limit_s, sleep=self._sleep)
         except CheckpointError:
             raise
         except SourceError as error:
-            if isinstance(error, Unreachable) and not self.waits:
-                return []
-            raise self._not_saved(str(error)) from None
-
-    def _not_saved(self, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"what is done could not be committed to {self} ({why}): check the brokers, and start again. Nothing"
-            " is lost: what was committed before stands, and what was done since is read again"
-        )
+            raise CheckpointError(
+                f"what is done could not be committed to {self} ({error}): check the brokers, and start again. Nothing"
+                " is lost: what was committed before stands, and what was done since is read again"
+            ) from None
 
     def _commit(self, committed: Mapping[str, Committed]) -> None:
         if not self.waits:
@@ -199,7 +217,7 @@ class KafkaOffsets:
             self.metadata_bytes_max //= 2
             why = self._try_commit(committed)
         if why:
-            raise self._not_saved(why)
+            raise self._open_broker.failure(why)
         self._kept |= committed
         self._has_committed = True
 

@@ -188,10 +188,10 @@ class Seeking:
         commit = self._commits.get(at)
         own = None if commit is None else commit.own
         identity = self._store.draw_identity() if self._store is not None else own.checkpoint if own else IN_KAFKA
-        answered = Answered() if own is None else own.answered
+        answered, topic_id = (Answered(), "") if own is None else (own.answered, own.topic_id)
         run = RunId(MOVED, secrets.token_hex(4))
         metadata = CommitMetadata(
-            self._source, committer(), Ranges.below(target), answered, identity, run, is_over=True
+            self._source, committer(), Ranges.below(target), answered, identity, run, is_over=True, topic_id=topic_id
         )
         return CommittedOffset(target, metadata.to_text(METADATA_BYTES_MAX))
 

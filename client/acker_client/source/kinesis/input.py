@@ -128,7 +128,7 @@ class KinesisInput:
         step = max(1, sum(part.stop - part.start for part in read) // (2 * tasks))
         parts = [piece for part in read for piece in _pieces(part, step)]
         keys = [_keys_of(part) for part in parts] if self._reading.is_ordered else []
-        return Plan(parts, is_end=not parts and self._is_over(), keys=keys)
+        return Plan(parts, is_end=not parts and self._is_over(), keys=keys, moved=self._take_ended())
 
     def slices(self, chosen: Sequence[Chosen[RecordPart]], tasks: int) -> list[RecordSlice]:
         return sliced(chosen, tasks, sliced_rows)
@@ -234,7 +234,8 @@ class KinesisInput:
                 first = self._lineage.first_of(name)
                 shard = self._shards[name] = ShardReading(name, first, Committed(), ShardMark())
                 if self._lineage.is_skipped(name):
-                    shard.note_end()
+                    # Without ``note_end``: children of a shard in the checkpoint are read from their beginning.
+                    shard.is_drained = True
                 elif first == LATEST and self._given is not None:
                     # Another member had the shard until now, and may have left records unread.
                     shard.begin_at(self._began)
@@ -385,6 +386,14 @@ class KinesisInput:
             log.info("shard %s was read to its end", shard.name)
         elif _is_nothing(answer) and is_to_end:
             shard.is_caught_up = True
+
+    def _take_ended(self) -> list[str]:
+        """Return the shards that have ended since the last plan. Their last record may be saved already, without the
+        end. Each start would then report them as lost once they have aged out."""
+        ended = [shard for shard in self._shards.values() if shard.is_end_new]
+        for shard in ended:
+            shard.is_end_new = False
+        return [shard.name for shard in ended]
 
     def _ends(self, name: str, answer: ReadAnswer) -> bool:
         """Whether a shard has no records after this answer: it has no iterator, or is empty and the shard is closed."""

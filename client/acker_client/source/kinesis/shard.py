@@ -37,8 +37,8 @@ class ShardMark:
     """A shard's mark in the checkpoint.
 
     ``at``: the sequence number of the first record that is not done, if that record was read. Otherwise ``after``: the
-    sequence number of the last record that was read. ``end``: the number of positions, once the shard was read to its
-    end.
+    sequence number of the last record that was read. ``end``: set once the shard was read to its end. The shard
+    is over when all positions below it are done.
 
     After a restart, records of an earlier run may be done that this run has not read again yet. So the done prefix may
     end behind the last record that was read. Then ``at`` is that last record, and ``skip`` is the number of done
@@ -102,6 +102,8 @@ class ShardReading:
         self.is_behind = True
         self.is_caught_up = False
         self.is_drained = False
+        # Whether the shard has ended in this run, and no plan has told of it.
+        self.is_end_new = False
         self._mark = mark
         self._begin = mark.begin_or(first)
         self._last: str | None = None
@@ -156,7 +158,7 @@ class ShardReading:
         if self.next < self.done.reach:
             self._skip_aged()
             self.done = Ranges.below(self.next)
-        self.is_drained = True
+        self.is_drained = self.is_end_new = True
 
     def age_out(self) -> None:
         """Note that the remaining records of the shard have aged out of the stream."""
@@ -174,7 +176,7 @@ class ShardReading:
         if not self.has_begun:
             self.next = max(self.next, self.done.reach)
             self.done = Ranges.below(self.next)
-        self.is_drained = True
+        self.is_drained = self.is_end_new = True
 
     def advance(self, done: Ranges) -> None:
         self.done = done
@@ -192,7 +194,10 @@ class ShardReading:
             at, after = self._last if skip else self._sequence_number_at(done.prefix), self._last
         mark |= {"at": at} if at is not None else {"after": after}
         mark |= {"skip": skip} if skip else {}
-        return mark | ({"end": self.next} if self.is_drained else {})
+        if self.is_drained:
+            # Without held records, those that are not done have aged out: a restart must not look for them again.
+            mark["end"] = self.next if self._held else min(self.next, done.prefix)
+        return mark
 
     def _check_first(self, sequence_number: str) -> None:
         """Check that the first record that was read is the record in the checkpoint's ``at``."""
@@ -210,8 +215,9 @@ class ShardReading:
         self.next = max(self.next, self.done.reach)
 
     def _sequence_number_at(self, position: int) -> str | None:
-        """Return the sequence number of the open record at ``position``; None if the record was not read yet."""
-        if position >= self.next:
+        """Return the sequence number of the open record at ``position``; None if it was not read yet, or has aged out
+        before."""
+        if position >= self.next or not self._held:
             return None
         for held in self._held:
             if held.positions[0] <= position <= held.positions[-1]:
