@@ -20,7 +20,7 @@ from acker_client.reports import state as state_module
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_protocol import ids
-from acker_protocol.messages import Pins, Status, Watch
+from acker_protocol.messages import MemberState, Pins, Status, Watch
 from acker_protocol.reports import fold
 from acker_testing import LocalServer, SimulatedTime, new_shard
 from tests.client.test_client_members import Cut, Servers
@@ -65,6 +65,10 @@ def ack(client: AckerClient, anchors: list[Anchor]) -> None:
     for root, edge in anchors:
         client.ack(root, edge)
     client.flush()
+
+
+def roots_of(anchors: list[Anchor]) -> ids.Column:
+    return np.array([anchor.root_id for anchor in anchors], np.uint64)
 
 
 def heard(source: AckerClient, count: int, wait_s: float = 0.1) -> Counter[tuple[int, Verdict]]:
@@ -473,6 +477,68 @@ def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_witho
     # The server that missed the fails now gets acks of whole trees.
     ack(worker, anchors)
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_root_ends_although_its_source_alone_cannot_reach_a_server_that_the_view_lists(replicas: int) -> None:
+    time = SimulatedTime(1000.0)
+    servers = Listed(2, time)
+    source = servers.client("source", replicas=replicas)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=5.0)
+    anchors = emitted(source)
+    out_of_reach = source._state().source().pins[0].placement.replicas_of(roots_of(anchors))[:, 0] == 1
+    servers.cut["source"] = {"s1:1"}
+    ended = dict[int, Verdict]()
+    while len(ended) < ROOTS and time.clock() < 1200.0:
+        ended |= {each.root_id: each.verdict for each in source.watch(0.5).outcomes}
+    is_lost = out_of_reach & (replicas == 1)
+    assert ended == {
+        anchor.root_id: Verdict.LOST if lost else Verdict.TIMED_OUT
+        for anchor, lost in zip(anchors, is_lost.tolist(), strict=True)
+    }
+
+
+def test_a_server_on_a_planned_restart_that_outlasts_the_lease_is_waited_for() -> None:
+    time = SimulatedTime(1000.0)
+    servers = Listed(2, time)
+    source = servers.client(replicas=1)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=None)
+    anchors = emitted(source)
+    servers[1].stop()
+    servers.states[1] = MemberState.AWAY
+    servers.epoch += 1
+    while time.clock() < 1100.0:
+        assert not source.watch(0.5).says_something
+    servers[1].start()
+    servers.states.clear()
+    servers.epoch += 1
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_pause_of_its_own_process_makes_a_source_give_up_no_server() -> None:
+    time = SimulatedTime(1000.0)
+    servers = Listed(2, time)
+    source = servers.client(replicas=1)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=None)
+    anchors = emitted(source)
+    answer = servers[1].watch
+
+    def stand_still(request: Watch) -> Any:
+        """Servers and source are paused. The call to server 1 was under way, and ends after its time limit."""
+        servers[1].watch = answer  # type: ignore[method-assign]
+        for server in servers.by_address.values():
+            server.stop()
+        time.sleep(100.0)
+        for server in servers.by_address.values():
+            server.start()
+        raise errors.Unavailable("DEADLINE_EXCEEDED")
+
+    servers[1].watch = stand_still  # type: ignore[method-assign]
+    while time.clock() < 1100.0:
+        assert not source.watch(0.1).says_something
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
 
 
 @pytest.mark.long

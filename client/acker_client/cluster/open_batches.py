@@ -136,6 +136,10 @@ class OpenBatches:
             if batch.is_opened_on(member):
                 self.leave_out_member(batch, member, why)
 
+    def is_held_by(self, member: Member) -> bool:
+        """Whether ``member`` has opened a batch and was not left out of it."""
+        return any(batch.is_opened_on(member) and member not in batch.out for batch in self._batches.values())
+
     def leave_out_lost(
         self, here: AbstractSet[Member], generation: int | None, why: str
     ) -> list[tuple[PinnedBatch, Member]]:

@@ -21,6 +21,7 @@ from acker_client.cluster.pinned_batch import PinnedBatch
 from acker_client.cluster.stream import EmittedBatch
 from acker_client.cluster.watched import WatchResult
 from acker_client.errors import AckerError
+from acker_client.rpc.silence import IDLE_S
 from acker_protocol.placement import Member
 
 log = logging.getLogger("acker_client")
@@ -154,13 +155,20 @@ class ServerWatch:
             log.warning("batch %d could not be opened again: %s", batch.number, error)
 
     def _leave_out_failed_servers(self) -> None:
-        """Leave servers that are gone out of all open batches. Move a source that has no other server."""
+        """Leave servers that are gone, or out of reach for too long, out of all open batches. Move a source that has no
+        other server."""
         if self._cluster.is_alone:
             return
         with self._batches.lock:
             members = self._batches.members_to_watch
+            holding = set(filter(self._batches.is_held_by, members))
         for member in members:
-            if why := self._cluster.gone(member):
+            why = self._cluster.gone(member)
+            if not why and member in holding:
+                # The lease has run out there, so the roots are lost even if the server runs. IDLE_S is the longest
+                # pause of this process that counts as silence.
+                why = self._cluster.out_of_reach(member, self._lease_s + IDLE_S)
+            if why:
                 log.warning("source %r: the server %d at %s is out: %s", self._name, member.id, member.address, why)
                 with self._batches.lock:
                     self._batches.leave_out_failed_server(member, why)
