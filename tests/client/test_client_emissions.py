@@ -541,6 +541,25 @@ def test_a_pause_of_its_own_process_makes_a_source_give_up_no_server() -> None:
     assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
 
 
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_server_that_was_left_out_of_a_batch_keeps_no_root_of_it(is_reached: bool) -> None:
+    time = SimulatedTime(1000.0)
+    servers = Servers(2, time)
+    source = servers.client("source", gone_after_s=100.0)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=None)
+    anchors = emitted(source)
+    servers.cut["source"] = set() if is_reached else {"s1:1"}
+    source.leave_out(1, {1})
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+    assert source._state().source().pins == ()
+    servers.cut.clear()
+    for _ in range(5):
+        assert not source.watch(0.5).outcomes
+    left = servers[1].shard.stats
+    assert (left.pending, left.reserved, left.unconfirmed) == (0, 0, 0)
+
+
 @pytest.mark.long
 def test_a_watch_in_another_thread_forgets_no_report_in_flight(servers: Servers) -> None:
     source = servers.client()

@@ -185,7 +185,7 @@ class ServerWatch:
         with self._batches.lock:
             result, ended = self._batches.take_result(answered=answered)
             for batch in ended:
-                self._conversations.end_batch_on(batch.members_not_settled, batch.number, batch.undrawn)
+                self._conversations.end_batch_on(batch.members_not_settled, batch.number, None)
             if any(isinstance(batch, EmittedBatch) for batch in ended):
                 # Otherwise other processes would wait for the servers of a batch that is over.
                 self._emissions.publish_later()
