@@ -85,11 +85,11 @@ class ServerWatch:
             polled = conversations[0].poll(0.0, max_outcomes)
             return polled is not None and self._take_answer(conversations[0], polled)
         now = self._cluster.clock()
-        for each in conversations:
-            if each.running_poll is None and (is_only or each.may_poll(now)):
-                each.start_poll(self._cluster.side_by_side, wait_s, max_outcomes)
-        # An earlier poll with a longer timeout may still be running.
-        least_s = 0.0 if wait_s else self._cluster.settings.call_timeout_s
+        due = [each for each in conversations if each.running_poll is None and (is_only or each.may_poll(now))]
+        for each in due:
+            each.start_poll(self._cluster.side_by_side, wait_s, max_outcomes)
+        # A poll that begins now gets time for its answer. An earlier one with a longer timeout may still be running.
+        least_s = self._cluster.settings.call_timeout_s if due and not wait_s else 0.0
         polls = [(each, each.running_poll) for each in self._conversations.polling if each.running_poll is not None]
         waited_for: list[Future[Any]] = [*(poll for _, poll in polls), self._batches.news]
         self._cluster.side_by_side.wait(waited_for, max(least_s, min(wait_s, _LOOK_S)))
