@@ -20,7 +20,7 @@ from acker_client.reports import state as state_module
 from acker_client.reports.replication import Replication
 from acker_client.reports.sending import Sending
 from acker_protocol import ids
-from acker_protocol.messages import Pins, Status, Watch
+from acker_protocol.messages import MemberState, Pins, Status, Watch
 from acker_protocol.reports import fold
 from acker_testing import LocalServer, SimulatedTime, new_shard
 from tests.client.test_client_members import Cut, Servers
@@ -65,6 +65,10 @@ def ack(client: AckerClient, anchors: list[Anchor]) -> None:
     for root, edge in anchors:
         client.ack(root, edge)
     client.flush()
+
+
+def roots_of(anchors: list[Anchor]) -> ids.Column:
+    return np.array([anchor.root_id for anchor in anchors], np.uint64)
 
 
 def heard(source: AckerClient, count: int, wait_s: float = 0.1) -> Counter[tuple[int, Verdict]]:
@@ -252,6 +256,54 @@ def test_an_update_that_all_servers_disown_for_long_is_dropped_but_a_fail_withou
     with pytest.raises(errors.UnknownSource, match="no server knows root 5"):
         worker.flush()
     assert (worker._state().buffered(), worker.totals.unreported) == ((1, 0) if is_fail else (0, 1))
+
+
+def test_an_ack_of_a_root_whose_number_a_source_gave_itself_is_refused_and_then_dropped() -> None:
+    time = SimulatedTime(1000.0)
+    servers = Servers(2, time)
+    source, worker = servers.client(), servers.client(budget_s=60.0)
+    source.open_source("clicks", lease_s=10_000.0)
+    source.open_batch(1, 1 << 40, 10, held=False)
+    root = ids.root_id(1 << 40, 3)
+    worker.ack(root, 5)
+    with pytest.raises(errors.UnknownSource, match=f"no server knows root {root}"):
+        worker.flush()
+    refused_at = time.clock()
+    with pytest.raises(errors.UnknownSource, match=f"no server knows root {root}"):
+        worker.flush()
+    assert time.clock() - refused_at < 2.0
+    time.sleep(other_sources.DISOWNED_S)
+    with pytest.raises(errors.UnknownSource, match=f"no server knows root {root}"):
+        worker.flush()
+    assert (worker._state().buffered(), worker.totals.unreported) == (0, 1)
+
+
+def test_the_first_root_of_a_source_is_waited_for_until_the_pins_are_at_its_servers() -> None:
+    time = SimulatedTime(1000.0)
+    servers = Servers(2, time)
+    source = servers.client()
+    session = source.open_source("clicks", message_timeout_s=None)
+    sources = [server.shard._state.sources[session] for server in servers.by_address.values()]
+    old = [each.pins for each in sources]
+    anchors = emitted(source, 3)
+    for each, pins in zip(sources, old, strict=True):
+        each.keep_pins(pins)
+    polls = iter([lambda: source.watch(0.0)] * 3)
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if time.clock() > 1005.0:
+            # The first reply shows that the server has other pins, and the next request brings these.
+            next(polls, lambda: None)()
+
+    worker = AckerClient(
+        Settings(tuple(servers.by_address)),
+        connect=lambda address: servers.by_address[address].connect(address),
+        clock=time.clock,
+        sleep=sleep,
+    )
+    ack(worker, anchors)
+    assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
 
 
 @pytest.mark.slow
@@ -473,6 +525,87 @@ def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_witho
     # The server that missed the fails now gets acks of whole trees.
     ack(worker, anchors)
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_each_root_ends_although_its_source_alone_cannot_reach_a_server_that_the_view_lists(replicas: int) -> None:
+    time = SimulatedTime(1000.0)
+    servers = Listed(2, time)
+    source = servers.client("source", replicas=replicas)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=5.0)
+    anchors = emitted(source)
+    out_of_reach = source._state().source().pins[0].placement.replicas_of(roots_of(anchors))[:, 0] == 1
+    servers.cut["source"] = {"s1:1"}
+    ended = dict[int, Verdict]()
+    while len(ended) < ROOTS and time.clock() < 1200.0:
+        ended |= {each.root_id: each.verdict for each in source.watch(0.5).outcomes}
+    is_lost = out_of_reach & (replicas == 1)
+    assert ended == {
+        anchor.root_id: Verdict.LOST if lost else Verdict.TIMED_OUT
+        for anchor, lost in zip(anchors, is_lost.tolist(), strict=True)
+    }
+
+
+def test_a_server_on_a_planned_restart_that_outlasts_the_lease_is_waited_for() -> None:
+    time = SimulatedTime(1000.0)
+    servers = Listed(2, time)
+    source = servers.client(replicas=1)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=None)
+    anchors = emitted(source)
+    servers[1].stop()
+    servers.states[1] = MemberState.AWAY
+    servers.epoch += 1
+    while time.clock() < 1100.0:
+        assert not source.watch(0.5).says_something
+    servers[1].start()
+    servers.states.clear()
+    servers.epoch += 1
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_pause_of_its_own_process_makes_a_source_give_up_no_server() -> None:
+    time = SimulatedTime(1000.0)
+    servers = Listed(2, time)
+    source = servers.client(replicas=1)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=None)
+    anchors = emitted(source)
+    answer = servers[1].watch
+
+    def stand_still(request: Watch) -> Any:
+        """Servers and source are paused. The call to server 1 was under way, and ends after its time limit."""
+        servers[1].watch = answer  # type: ignore[method-assign]
+        for server in servers.by_address.values():
+            server.stop()
+        time.sleep(100.0)
+        for server in servers.by_address.values():
+            server.start()
+        raise errors.Unavailable("DEADLINE_EXCEEDED")
+
+    servers[1].watch = stand_still  # type: ignore[method-assign]
+    while time.clock() < 1100.0:
+        assert not source.watch(0.1).says_something
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_server_that_was_left_out_of_a_batch_keeps_no_root_of_it(is_reached: bool) -> None:
+    time = SimulatedTime(1000.0)
+    servers = Servers(2, time)
+    source = servers.client("source", gone_after_s=100.0)
+    source.open_source("clicks", lease_s=30.0, message_timeout_s=None)
+    anchors = emitted(source)
+    servers.cut["source"] = set() if is_reached else {"s1:1"}
+    source.leave_out(1, {1})
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+    assert source._state().source().pins == ()
+    servers.cut.clear()
+    for _ in range(5):
+        assert not source.watch(0.5).outcomes
+    left = servers[1].shard.stats
+    assert (left.pending, left.reserved, left.unconfirmed) == (0, 0, 0)
 
 
 @pytest.mark.long

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,39 @@ def test_a_watch_of_several_servers_does_not_sleep_between_polls() -> None:
     # While a source sleeps between polls, it receives no outcomes.
     assert not slept
     client.close()
+
+
+class Held(InTurn):
+    """Starts calls that stay under way once it ``holds``. ``waits``: the longest time of each wait since then."""
+
+    def __init__(self, time: SimulatedTime) -> None:
+        self.holds = False
+        self.waits = list[float]()
+        self._time = time
+
+    def start(self, call: Callable[[], Any]) -> Future[Any]:
+        return Future() if self.holds else super().start(call)
+
+    def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
+        if self.holds:
+            self.waits.append(timeout_s)
+            self._time.sleep(timeout_s)
+
+
+def test_a_watch_without_a_wait_waits_for_its_own_polls_and_not_for_those_of_an_earlier_watch(
+    time: SimulatedTime,
+) -> None:
+    servers, held = Servers(2, time), Held(time)
+    client = AckerClient(
+        Settings(servers.addresses), connect=servers.connect, clock=time.clock, sleep=time.sleep, side_by_side=held
+    )
+    client.open_source("orders")
+    held.holds = True
+    client.watch(0.0)
+    assert held.waits == [client.settings.call_timeout_s]
+    held.waits.clear()
+    client.watch(0.0)
+    assert held.waits == [0.0]
 
 
 def test_a_failed_server_is_reported_once_and_not_polled_again(

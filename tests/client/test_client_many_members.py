@@ -11,7 +11,7 @@ from acker_client import AckerClient, Settings, Verdict
 from acker_client.cluster.callers import IDLE_S
 from acker_client.rpc.side_by_side import SideBySide
 from acker_protocol.placement import SPREAD
-from acker_testing import LocalServer, SimulatedTime
+from acker_testing import SimulatedTime
 from tests.client.test_client_members import ALL_ACKED, Job, living_on
 from tests.client.test_client_members_change import Registered, WithView
 
@@ -22,17 +22,12 @@ class Many(Registered):
     """Servers in simulated time. ``channels``: the number of open channels to each address."""
 
     def __init__(self, time: SimulatedTime) -> None:
-        super().__init__(MEMBERS)
-        for number, address in self.listed.items():
-            self.by_address[address] = LocalServer(id=number, clock=time.clock, sleep=time.sleep)
+        super().__init__(MEMBERS, time)
         self.channels: Counter[str] = Counter()
-        self._time = time
 
     def client(self, name: str = "", side_by_side: SideBySide | None = None, **options: float) -> AckerClient:
         settings = Settings(("s0:1",), **options)  # type: ignore[arg-type]
-        client = AckerClient(
-            settings, connect=self._counted, clock=self._time.clock, sleep=self._time.sleep, side_by_side=side_by_side
-        )
+        client = AckerClient(settings, connect=self._counted, side_by_side=side_by_side, **self._time)
         self._clients.append(client)
         return client
 

@@ -22,10 +22,12 @@ ROOTS = 60
 
 
 class Servers:
-    """Servers by address, and their clients. ``cut``: the addresses that each client, by name, cannot reach."""
+    """Servers by address, and their clients. ``cut``: the addresses that each client, by name, cannot reach. ``time``:
+    simulated time for all of them; None for real time."""
 
-    def __init__(self, count: int) -> None:
-        self.by_address = {f"s{number}:1": LocalServer(id=number) for number in range(count)}
+    def __init__(self, count: int, time: SimulatedTime | None = None) -> None:
+        self._time: dict[str, Any] = {} if time is None else {"clock": time.clock, "sleep": time.sleep}
+        self.by_address = {f"s{number}:1": LocalServer(id=number, **self._time) for number in range(count)}
         self.cut: dict[str, set[str]] = {}
         self._clients: list[AckerClient] = []
 
@@ -41,6 +43,7 @@ class Servers:
             connect=lambda address: self._connect(name, address),
             random=lambda: 0.1,
             side_by_side=side_by_side,
+            **self._time,
         )
         self._clients.append(client)
         return client

@@ -17,6 +17,7 @@ from acker_protocol import ids
 from acker_protocol.messages import ListedMember, MemberState, ViewReply
 from acker_protocol.placement import Member, View, place
 from acker_protocol.reports import fold
+from acker_testing import SimulatedTime
 from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers, living_on
 
 
@@ -27,8 +28,8 @@ class Registered(Servers):
     not list as ACTIVE. ``on_call``: called with address and name of each call before it is answered.
     """
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
+    def __init__(self, count: int, time: SimulatedTime | None = None) -> None:
+        super().__init__(count, time)
         self.listed = {server.id: address for address, server in self.by_address.items()}
         self.states: dict[int, MemberState] = {}
         self.on_call: Callable[[str, str], None] = lambda address, call: None
@@ -178,6 +179,32 @@ def test_a_server_that_is_back_with_its_state_at_another_address_is_watched_ther
     source.flush()
     while ended.total() < ROOTS:
         ended.update(outcome.verdict for outcome in source.watch(0.1).outcomes)
+    assert ended == Counter({Verdict.ACKED: ROOTS})
+
+
+def test_a_server_that_moves_with_its_state_and_was_away_for_longer_than_the_lease_is_watched_where_it_is() -> None:
+    time = SimulatedTime(1000.0)
+    registered = Registered(2, time)
+    source = registered.client(replicas=1)
+    source.open_source("orders", lease_s=30.0, message_timeout_s=None)
+    anchors = [source.emit() for _ in range(ROOTS)]
+    source.flush()
+    registered[1].stop()
+    registered.states[1] = MemberState.AWAY
+    registered.epoch += 1
+    while time.clock() < 1040.0:
+        assert not source.watch(1.0).says_something
+    registered.move(1, "elsewhere:1")
+    registered.states.clear()
+    registered.by_address["elsewhere:1"].start()
+    # The source learns of the new address in a watch.
+    source.watch(1.0)
+    for anchor in anchors:
+        source.ack(anchor.root_id, anchor.edge)
+    source.flush()
+    ended: Counter[Verdict] = Counter()
+    while ended.total() < ROOTS and time.clock() < 1100.0:
+        ended.update(outcome.verdict for outcome in source.watch(1.0).outcomes)
     assert ended == Counter({Verdict.ACKED: ROOTS})
 
 

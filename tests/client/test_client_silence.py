@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient, Settings, errors
+from acker_client.backoff import Deadline
+from acker_client.rpc.caller import Caller
+from acker_client.rpc.connection import Connection
 from acker_client.rpc.silence import AGAIN_S, Silence
 from acker_protocol import ids
 from acker_testing import LocalServer, SimulatedTime
@@ -138,6 +141,20 @@ def test_a_server_that_never_answers_is_logged_before_the_first_call_times_out(
         client.hello()
     assert timeouts[:2] == [1.0, 10.0]
     assert lines(caplog)[0].startswith("waiting for the acker at mute:1: no answer for 1 s")
+
+
+def test_a_call_that_ends_long_after_its_time_limit_shows_no_silence_beyond_the_limit(simulation: Simulation) -> None:
+    connection = Connection("far:7070", simulation.client.settings, simulation.server.connect)
+    caller = Caller(simulation.client.settings, connection, simulation.time.clock)
+
+    def stand_still(transport: Any, timeout_s: float) -> None:
+        simulation.time.sleep(100.0)
+        raise errors.Unavailable("DEADLINE_EXCEEDED")
+
+    for _ in range(2):
+        with pytest.raises(errors.Unavailable):
+            caller.once(stand_still, Deadline(3.0, simulation.time.clock))
+        assert caller.shown_silent_s(float("-inf")) == 3.0
 
 
 def test_a_silence_begins_no_earlier_than_the_last_answer() -> None:

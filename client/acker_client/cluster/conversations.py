@@ -106,7 +106,10 @@ class Conversations:
         """Forget the servers that hold nothing and have been silent for longer than a lease. The lease has run out, so
         such a server has forgotten the source, too. The caller holds the source's lock."""
         with self._lock:
-            needed = set(map(self._cluster.address_of, self._batches.members_to_watch))
+            members = self._batches.members_to_watch
+            needed = set(map(self._cluster.address_of, members))
+            # The conversation with a server that has moved is at the old address until the next poll.
+            needed.update(self._addresses.get((member.id, member.generation), "") for member in members)
             for address, each in list(self._by_address.items()):
                 silent_s = self._cluster.clock() - each.heard_at
                 if address not in needed and each.running_poll is None and silent_s > self._lease_s:

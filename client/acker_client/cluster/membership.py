@@ -191,14 +191,16 @@ class Cluster:
             # There is a registry, and its view was not heard yet.
             self._is_in_doubt = True
             return ""
-        silent_s = self.callers.shown_silent_s(member.address, self._placed.get(member, float("-inf")))
-        if (
-            is_silence_enough
-            and silent_s >= self.settings.gone_after_s
-            and self.callers.hears_others_than(member.address)
-        ):
-            return f"its server has not answered for {silent_s:.0f} s"
-        return ""
+        return self.out_of_reach(member, self.settings.gone_after_s) if is_silence_enough else ""
+
+    def out_of_reach(self, member: Member, for_s: float) -> str:
+        """Return that ``member`` has not answered this process for ``for_s``, although another server does. Return ""
+        if it has answered, or is away for a planned restart."""
+        address = self.address_of(member)
+        silent_s = self.callers.shown_silent_s(address, self._placed.get(member, float("-inf")))
+        if silent_s < for_s or self.is_away(member) or not self.callers.hears_others_than(address):
+            return ""
+        return f"its server has not answered for {silent_s:.0f} s"
 
     def is_replaced(self, member: Member, patience: Patience) -> bool:
         """Whether the server at the address of ``member`` is another one, or has lost its state."""

@@ -136,6 +136,10 @@ class OpenBatches:
             if batch.is_opened_on(member):
                 self.leave_out_member(batch, member, why)
 
+    def is_held_by(self, member: Member) -> bool:
+        """Whether ``member`` has opened a batch and was not left out of it."""
+        return any(batch.is_opened_on(member) and member not in batch.out for batch in self._batches.values())
+
     def leave_out_lost(
         self, here: AbstractSet[Member], generation: int | None, why: str
     ) -> list[tuple[PinnedBatch, Member]]:
@@ -167,15 +171,15 @@ class OpenBatches:
         for batch, member in self._held_by(here):
             self._add_merged(batch, batch.heard_up_to(member, heard.generation, heard.cursor))
 
-    def take_due(self, here: AbstractSet[Member]) -> dict[int, InitScope]:
-        """Return the emitted batches to settle on one server, by number, each with its undrawn numbers. Returns a batch
-        only once. ``here``: the members at the server's address."""
-        due = {}
+    def take_due(self, here: AbstractSet[Member]) -> dict[int, InitScope | None]:
+        """Return the emitted batches to end on one server, by number, each with its undrawn numbers, or None if the
+        server was left out of it. Returns a batch only once. ``here``: the members at the server's address."""
+        due: dict[int, InitScope | None] = {}
         for batch in self.emitted:
             for member in filter(here.__contains__, batch.members):
                 if batch.is_due(member):
                     batch.asked_to_settle(member)
-                    due[batch.number] = batch.undrawn
+                    due[batch.number] = None if member in batch.out else batch.undrawn
         return due
 
     def inits_answered(self, number: int, count: int) -> None:

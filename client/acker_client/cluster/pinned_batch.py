@@ -9,7 +9,7 @@ import numpy as np
 
 from acker_client.cluster.votes import BatchVotes, Merged
 from acker_client.pins import Pin
-from acker_protocol.messages import InitScope, OpenBatch, Outcomes, Settlement, SettleReply
+from acker_protocol.messages import OpenBatch, Outcomes, Settlement, SettleReply
 from acker_protocol.placement import Member
 
 # Reasons for leaving a member out of a batch. Roots that are LOST because of it have the same reason.
@@ -76,11 +76,6 @@ class PinnedBatch:
     def may_go_on(self) -> bool:
         """Whether roots of the batch may still be pending after it was settled."""
         return not self.request.held and self.settlement == Settlement.DONE
-
-    @property
-    def undrawn(self) -> InitScope | None:
-        """The numbers that were not drawn, for a server that ends the batch; None if all were drawn."""
-        return None
 
     def request_for(self, member: Member) -> OpenBatch:
         """Return the request that opens the batch at ``member``. It names no slots if the batch has only one member."""

@@ -185,7 +185,7 @@ class SourceSession:
             batch = self._batches.find_batch(number)
             if batch is not None:
                 self._batches.forget_batch(batch)
-                self._conversations.end_batch_on(batch.members_not_settled, number, batch.undrawn)
+                self._conversations.end_batch_on(batch.members_not_settled, number, None)
             elif not self._opener.end_unopened(number, None):
                 return
             self._forgotten.append(number)

@@ -21,6 +21,7 @@ from acker_client.cluster.pinned_batch import PinnedBatch
 from acker_client.cluster.stream import EmittedBatch
 from acker_client.cluster.watched import WatchResult
 from acker_client.errors import AckerError
+from acker_client.rpc.silence import IDLE_S
 from acker_protocol.placement import Member
 
 log = logging.getLogger("acker_client")
@@ -84,11 +85,11 @@ class ServerWatch:
             polled = conversations[0].poll(0.0, max_outcomes)
             return polled is not None and self._take_answer(conversations[0], polled)
         now = self._cluster.clock()
-        for each in conversations:
-            if each.running_poll is None and (is_only or each.may_poll(now)):
-                each.start_poll(self._cluster.side_by_side, wait_s, max_outcomes)
-        # An earlier poll with a longer timeout may still be running.
-        least_s = 0.0 if wait_s else self._cluster.settings.call_timeout_s
+        due = [each for each in conversations if each.running_poll is None and (is_only or each.may_poll(now))]
+        for each in due:
+            each.start_poll(self._cluster.side_by_side, wait_s, max_outcomes)
+        # A poll that begins now gets time for its answer. An earlier one with a longer timeout may still be running.
+        least_s = self._cluster.settings.call_timeout_s if due and not wait_s else 0.0
         polls = [(each, each.running_poll) for each in self._conversations.polling if each.running_poll is not None]
         waited_for: list[Future[Any]] = [*(poll for _, poll in polls), self._batches.news]
         self._cluster.side_by_side.wait(waited_for, max(least_s, min(wait_s, _LOOK_S)))
@@ -154,13 +155,20 @@ class ServerWatch:
             log.warning("batch %d could not be opened again: %s", batch.number, error)
 
     def _leave_out_failed_servers(self) -> None:
-        """Leave servers that are gone out of all open batches. Move a source that has no other server."""
+        """Leave servers that are gone, or out of reach for too long, out of all open batches. Move a source that has no
+        other server."""
         if self._cluster.is_alone:
             return
         with self._batches.lock:
             members = self._batches.members_to_watch
+            holding = set(filter(self._batches.is_held_by, members))
         for member in members:
-            if why := self._cluster.gone(member):
+            why = self._cluster.gone(member)
+            if not why and member in holding:
+                # The lease has run out there, so the roots are lost even if the server runs. IDLE_S is the longest
+                # pause of this process that counts as silence.
+                why = self._cluster.out_of_reach(member, self._lease_s + IDLE_S)
+            if why:
                 log.warning("source %r: the server %d at %s is out: %s", self._name, member.id, member.address, why)
                 with self._batches.lock:
                     self._batches.leave_out_failed_server(member, why)
@@ -177,7 +185,7 @@ class ServerWatch:
         with self._batches.lock:
             result, ended = self._batches.take_result(answered=answered)
             for batch in ended:
-                self._conversations.end_batch_on(batch.members_not_settled, batch.number, batch.undrawn)
+                self._conversations.end_batch_on(batch.members_not_settled, batch.number, None)
             if any(isinstance(batch, EmittedBatch) for batch in ended):
                 # Otherwise other processes would wait for the servers of a batch that is over.
                 self._emissions.publish_later()

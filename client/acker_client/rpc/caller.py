@@ -66,7 +66,7 @@ class Caller:
         try:
             greeted = greet(deadline)
         except Unavailable as error:
-            self._unanswered(asked_at, error)
+            self._unanswered(asked_at, self._settings.call_timeout_s, error)
             raise
         self._answered(greeted.hello)
         return greeted
@@ -74,12 +74,12 @@ class Caller:
     def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float | None = None) -> Reply:
         """Try once, with ``timeout_s`` (None: the timeout of the settings). Raises Unavailable if no answer comes."""
         asked_at = self._clock()
+        longest_s = self._settings.call_timeout_s if timeout_s is None else timeout_s
         try:
             greeted = self.connection.greeted(deadline)
-            longest_s = self._settings.call_timeout_s if timeout_s is None else timeout_s
             reply = self._called(call, greeted, min(longest_s, deadline.left_s))
         except Unavailable as error:
-            self._unanswered(asked_at, error)
+            self._unanswered(asked_at, min(self._settings.call_timeout_s + longest_s, deadline.budget_s), error)
             raise
         except Rejected:
             self._answered(None)
@@ -94,8 +94,11 @@ class Caller:
             self.connection.lost(greeted)
             raise
 
-    def _unanswered(self, asked_at: float, error: Unavailable) -> None:
-        line = self._silence.unanswered(asked_at, self._clock(), error)
+    def _unanswered(self, asked_at: float, longest_s: float, error: Unavailable) -> None:
+        """Note a try that could take ``longest_s``. If it took longer, this process was paused meanwhile. The pause
+        shows no silence of the server."""
+        now = self._clock()
+        line = self._silence.unanswered(max(asked_at, now - longest_s), now, error)
         if line:
             log.warning(line)
 
