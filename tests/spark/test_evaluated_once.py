@@ -241,14 +241,21 @@ def test_a_row_that_both_writes_dropped_because_of_another_value_is_replayed_and
     assert written == set(range(20))
 
 
+@operator("n int", keep="*")
+def counting(row: Row) -> int:
+    return 1
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows, counting], ids=["alone", "behind an operator"])
 def test_the_time_in_front_of_a_branch_is_computed_once_for_all_copies(
-    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path, change: Any
 ) -> None:
     conf("spark.acker.servers", server.address)
     (tmp_path / "in.txt").write_text("a\nb\n")
 
     def process(batch: Batch) -> None:
-        for copy, out in zip(branch(batch.df.withColumn("at", F.current_timestamp()), 2), "xy", strict=True):
+        stamped = batch.df.withColumn("at", F.current_timestamp())
+        for copy, out in zip(branch(stamped.transform(change), 2), "xy", strict=True):
             save(copy, f"{tmp_path}/{out}")
 
     summary: Summary = Files(str(tmp_path / "in.txt"), name="times", retry=Retry(max_retries=0)).run(spark, process)
