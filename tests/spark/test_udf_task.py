@@ -236,6 +236,23 @@ def test_rows_beside_one_that_misfits_keep_their_results_although_the_function_r
 def test_a_function_of_which_no_result_fits_is_wrong_itself(misfits: int) -> None:
     task = task_of(lists_in_arrow, name="it")
     if misfits < MISFITS_MAX:
+def test_a_pandas_function_gets_maps_as_dicts() -> None:
+    def total(counts: pd.Series) -> pd.Series:
+        return counts.map(lambda each: 0 if each is None else sum(each.values()))
+
+    def deep_total(frame: pd.DataFrame) -> pd.Series:
+        return total(frame["deep"])
+
+    kind = pa.map_(pa.string(), pa.int64())
+    for function, column in (
+        (total, pa.array([[("a", 1), ("b", 2)], None, []], kind)),
+        (deep_total, pa.array([{"deep": [("a", 3)]}, {"deep": None}, {"deep": []}], pa.struct([("deep", kind)]))),
+    ):
+        [(_, *anchors)] = batches_of([["", "", ""]])
+        [made] = task_of(function, name="it").run(iter([(column, *anchors)]))
+        assert made.to_pylist() == [3, 0, 0]
+
+
         [column] = task.run(batches_of([["a"] * misfits]))
         assert column.to_pylist() == [None] * misfits
     else:
