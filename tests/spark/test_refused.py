@@ -267,6 +267,15 @@ def save(rows: DataFrame) -> None:
     rows.write.format("noop").mode("append").save()
 
 
+def test_a_sink_behind_ack_is_told_to_leave_it_out(live: Callable[..., Any]) -> None:
+    batch = live(["a b", "c"])
+    for made in (batch.df.select("*", AF.ack()), batch.df.select("text", AF.fail("text"))):
+        with pytest.raises(Refused, match=r"ack\(\).* Leave that column out: sinks and operators ack their rows"):
+            save(made)
+    save(batch.df)
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
 def test_real_pipelines_are_refused_where_they_are_written(live: Callable[..., Any]) -> None:
     batch = live(["a b", "c"])
     split = batch.df.transform(words)

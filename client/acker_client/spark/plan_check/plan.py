@@ -313,10 +313,12 @@ class _Walk:
             if _is_tracked(plan) or (name == "Join" and _is_stock_join(plan)):
                 break
             if name in REFUSALS:
-                return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
+                return self._refusal(name, plan)
         return refusals.lost_columns(self._consumer)
 
     def _refusal(self, name: str, plan: Plan) -> Refused:
+        if name == "Generate" and ACK in str(plan.generator().toString()):
+            return refusals.acked_before(self._consumer)
         if name in REFUSALS:
             return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
         if not plan.children().size():
