@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry, Summary
-from acker_client.spark import Operator, branch, group, operator, sink, where
+from acker_client.spark import Operator, branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
 
 RECORDS = 300
@@ -170,23 +170,64 @@ def save(rows: DataFrame, folder: str) -> None:
     rows.write.mode("append").parquet(folder)
 
 
-def test_a_row_that_both_copies_dropped_because_of_another_value_is_replayed_and_written(
-    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
-) -> None:
-    conf("spark.acker.servers", server.address)
-    (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(20)))
-    is_second = tmp_path / "is second"
-
+def ranked(rows: DataFrame, is_second: Path) -> DataFrame:
     @F.udf("int")
     def rank(number: str) -> int:
         # Stands for a row_number over ties: the second job ranks them the other way.
         return 1 + (int(number) + is_second.exists()) % 2
 
+    return rows.withColumn("rank", rank("value"))
+
+
+def saved_as_copies(rows: DataFrame, folder: str, is_second: Path) -> None:
+    first, others = branch(ranked(rows, is_second), 2)
+    save(first.transform(where("rank = 1")), folder)
+    is_second.touch()
+    save(others.transform(where("rank > 1")), folder)
+
+
+@sink
+def save_in_two_writes(rows: DataFrame, folder: str, is_second: Path) -> None:
+    rows.where("rank = 1").write.mode("append").parquet(folder)
+    is_second.touch()
+    rows.where("rank > 1").write.mode("append").parquet(folder)
+
+
+@group("value", "value string, rank int")
+def as_it_is(rows: pa.Table) -> Any:
+    return rows.select(["value", "rank"]), "all"
+
+
+def saved_behind_a_where(rows: DataFrame, folder: str, is_second: Path) -> None:
+    save_in_two_writes(ranked(rows, is_second).transform(where("value <> ''")), folder, is_second)
+
+
+def saved_behind_an_explode(rows: DataFrame, folder: str, is_second: Path) -> None:
+    each = ranked(rows, is_second).withColumn("each", F.array("value")).transform(explode("each"))
+    save_in_two_writes(each, folder, is_second)
+
+
+def saved_behind_a_group(rows: DataFrame, folder: str, is_second: Path) -> None:
+    save_in_two_writes(ranked(rows, is_second).transform(as_it_is), folder, is_second)
+
+
+@pytest.mark.parametrize(
+    "saved", [saved_as_copies, saved_behind_a_where, saved_behind_an_explode, saved_behind_a_group]
+)
+def test_a_row_that_both_writes_dropped_because_of_another_value_is_replayed_and_written(
+    spark: SparkSession,
+    server: Any,
+    conf: Callable[[str, str], None],
+    tmp_path: Path,
+    saved: Callable[[DataFrame, str, Path], None],
+) -> None:
+    conf("spark.acker.servers", server.address)
+    # This check of Spark's compares the attempts of one job, and not the two writes.
+    conf("spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch", "true")
+    (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(20)))
+
     def process(batch: Batch) -> None:
-        first, others = branch(batch.df.withColumn("rank", rank("value")), 2)
-        save(first.transform(where("rank = 1")), f"{tmp_path}/out")
-        is_second.touch()
-        save(others.transform(where("rank > 1")), f"{tmp_path}/out")
+        saved(batch.df, f"{tmp_path}/out", tmp_path / "is second")
 
     source = Files(
         str(tmp_path / "in.txt"),
@@ -200,14 +241,21 @@ def test_a_row_that_both_copies_dropped_because_of_another_value_is_replayed_and
     assert written == set(range(20))
 
 
+@operator("n int", keep="*")
+def counting(row: Row) -> int:
+    return 1
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows, counting], ids=["alone", "behind an operator"])
 def test_the_time_in_front_of_a_branch_is_computed_once_for_all_copies(
-    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path, change: Any
 ) -> None:
     conf("spark.acker.servers", server.address)
     (tmp_path / "in.txt").write_text("a\nb\n")
 
     def process(batch: Batch) -> None:
-        for copy, out in zip(branch(batch.df.withColumn("at", F.current_timestamp()), 2), "xy", strict=True):
+        stamped = batch.df.withColumn("at", F.current_timestamp())
+        for copy, out in zip(branch(stamped.transform(change), 2), "xy", strict=True):
             save(copy, f"{tmp_path}/{out}")
 
     summary: Summary = Files(str(tmp_path / "in.txt"), name="times", retry=Retry(max_retries=0)).run(spark, process)

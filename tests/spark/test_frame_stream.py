@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from acker_client.source import Batch, QueryStopped, Retry, tracked
-from acker_client.spark import operator, sink
+from acker_client.spark import branch, operator, sink
 from tests.service.caller import eventually
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
@@ -178,6 +179,36 @@ def test_a_worker_that_is_killed_in_a_stream_costs_neither_a_row_nor_a_replay(qu
     written = query.spark.read.parquet(str(tmp_path / "out"))
     assert (written.count(), written.distinct().count()) == (60_000, 60_000)
     assert (tmp_path / "dead").read_text() == ""
+
+
+@operator("id long, at timestamp")
+def stamped(row: Row) -> Any:
+    yield row.id, datetime.now(UTC)
+
+
+@sink
+def left(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("append").save()
+
+
+@sink
+def right(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("append").save()
+
+
+def test_rows_that_a_micro_batch_evaluated_twice_are_cached_in_all_later_ones(query: Query) -> None:
+    for number in range(3):
+        query.add(number * 10, (number + 1) * 10)
+    batches = list[tuple[int, int]]()
+
+    def process(batch: Batch) -> None:
+        batches.append((batch.records, batch.replays))
+        one, other = branch(batch.df.transform(stamped), 2)
+        left(one)
+        right(other)
+
+    query.run(tracked(process, name="stamped", retry=QUICK))
+    assert (query.committed, batches) == (3, [(10, 0), (10, 10), (10, 0), (10, 0)])
 
 
 @pytest.mark.long

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 from acker_client.source import Batch, Files, Kafka, Retry, hand_on
-from acker_client.spark import Refused, functions, group, operator, sink
+from acker_client.spark import Collector, Refused, functions, group, operator, sink
 from acker_client.spark.commit_evidence.batch import NotHeld
 from tests.source.executors import Log
 from tests.source.kafka_broker import MockKafka
@@ -91,6 +93,34 @@ def test_what_would_be_acked_before_spark_has_written_it_is_refused_and_so_is_a_
     ):
         with pytest.raises(error, match=says):
             files(tmp_path, "one", **options).run(connected, process)
+
+
+def post(rows: Iterator[Row]) -> None:
+    with Collector("post") as out:
+        for row in rows:
+            if row.kind == "copy":
+                out.fail(row, "on purpose")
+            else:
+                out.ack(row)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda df: df.withColumn("kind", F.lit("main")).union(df.withColumn("kind", F.lit("copy"))),
+            "rows of source 'first' reach it twice.*branch",
+        ),
+        (lambda df: df.join(df.sparkSession.createDataFrame([("main",), ("copy",)], "kind string")), "Join"),
+    ],
+    ids=["a union", "a join"],
+)
+def test_copies_of_rows_that_are_not_held_are_refused_before_a_collector_acks_one_of_them(
+    connected: SparkSession, tmp_path: Path, change: Any, says: str
+) -> None:
+    source = files(tmp_path, "one", held=False, message_timeout_s=60.0)
+    with pytest.raises(Refused, match=says):
+        source.run(connected, lambda batch: change(batch.df).foreachPartition(post))
 
 
 @pytest.mark.long

@@ -42,7 +42,7 @@ def in_arrow(batch: pa.RecordBatch) -> Any:
 STEPS: dict[str, Step] = {
     "rows": RowStep("parts", in_rows, ALL, PART, ("text", "number"), "fail"),
     "arrow": BatchStep("parts", in_arrow, PART, ("text", "number"), "fail", True),
-    "explode": ExplodeStep("parts", "parts", ("part",), ("text", "number"), False, False, True),
+    "explode": ExplodeStep("parts", "parts", ("part",), ("text", "number"), False, False),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -416,6 +418,39 @@ def test_batch_operators_are_tested_on_a_batch_of_their_kind() -> None:
 
 
 # Against a real server.
+
+
+MAPS = "counts map<string,bigint>, deep array<map<string,bigint>>"
+
+
+@pandas_operator(f"shown string, {MAPS}")
+def shown(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(
+        shown=[repr((counts, list(deep))) for counts, deep in zip(frame.counts, frame.deep, strict=True)]
+    )
+
+
+def shown_by_spark(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    yield from map(shown.function, frames)
+
+
+def test_a_pandas_operator_gets_maps_as_a_function_of_sparks_gets_them_and_may_return_them(
+    spark: SparkSession, server: Any
+) -> None:
+    with LiveBatch(spark, server.address, texts(3)) as live:
+        counts = F.when(F.col("number") == 1, None).otherwise(F.create_map("text", "number", F.lit("x"), F.lit(7)))
+        maps = live.df.withColumn("counts", counts).withColumn("deep", F.array("counts"))
+        expected = maps.select("counts", "deep").mapInPandas(shown_by_spark, f"shown string, {MAPS}").collect()
+        found: list[Row] = []
+
+        @sink
+        def keep(rows: DataFrame) -> None:
+            found.extend(rows.collect())
+
+        keep(maps.transform(shown))
+        assert sorted(found, key=str) == sorted(expected, key=str)
+        assert expected[0].counts == {"w0.0 w0.1 w0.2": 0, "x": 7}
+        assert set(live.settle().values()) == {ACKED}
 
 
 @operator("word string", keep=["number"])

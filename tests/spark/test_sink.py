@@ -128,6 +128,18 @@ def test_settling_cancels_what_a_sink_in_a_thread_still_runs(connected: SparkSes
     assert "SPARK_JOB_CANCELLED" in str(error)
 
 
+def test_a_function_whose_call_runs_nothing_is_no_sink() -> None:
+    async def waits(rows: DataFrame) -> None:
+        noop(rows)
+
+    def yields(rows: DataFrame) -> Any:
+        yield noop(rows)
+
+    for function, says in ((waits, "'waits' is async"), (yields, "'yields' yields, so a call of it writes nothing")):
+        with pytest.raises(TypeError, match=says):
+            sink(function)
+
+
 def test_rows_that_reach_no_sink_are_lost(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
         live.df.count()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from acker_client.spark import acker_udf
 from acker_client.spark.operators.culprits import MISFITS_MAX
@@ -150,6 +150,49 @@ def test_a_row_without_anchors_that_raises_fails_the_task_only_where_nothing_is_
     assert f"acker_udf '{function.__name__}': 1 rows without anchors raised, the first: " in caplog.text
 
 
+def day(text: str) -> pd.Timestamp:
+    return pd.Timestamp(text, tz="UTC")
+
+
+def days(text: str) -> list[pd.Timestamp]:
+    return [day(text)]
+
+
+def scalar(text: str) -> pa.Scalar | pa.lib.Int64Scalar:
+    return pa.scalar(1)
+
+
+def tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Int64Array]:
+    yield from ()
+
+
+def frames(given: pd.DataFrame) -> Nowhere:  # type: ignore[name-defined]  # noqa: F821
+    return given
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (day, ("row", False)),
+        (days, ("row", False)),
+        (scalar, ("row", False)),
+        (tables, ("arrow", True)),
+        (frames, ("pandas", False)),
+        (pandas, ("pandas", False)),
+        (arrow_iterator, ("arrow", True)),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_only_types_of_whole_batches_make_a_function_one_over_batches(function: Any, kind: tuple[str, bool]) -> None:
+    made = acker_udf("int")(function)
+    assert (made._kind, made._is_iterator) == kind
+
+
+def test_a_row_function_may_return_a_scalar_of_pandas() -> None:
+    [column] = task_of(day, TimestampType()).run(batches_of([["2024-02-03", "no day"]]))
+    assert [value and value.date().isoformat() for value in column.to_pylist()] == ["2024-02-03", None]
+
+
 def lists_in_arrow(texts: pa.Array) -> pa.Array:
     return pa.array([[1]] * len(texts))
 
@@ -191,6 +234,23 @@ def test_columns_make_a_struct() -> None:
     assert column.to_pylist() == [{"first": "a", "size": 2}, {"first": "!", "size": 2}, None]
     _, failed = answers(task)
     assert list(failed.values()) == ["it: IndexError: string index out of range"]
+
+
+def test_a_pandas_function_gets_maps_as_dicts() -> None:
+    def total(counts: pd.Series) -> pd.Series:
+        return counts.map(lambda each: 0 if each is None else sum(each.values()))
+
+    def deep_total(frame: pd.DataFrame) -> pd.Series:
+        return total(frame["deep"])
+
+    kind = pa.map_(pa.string(), pa.int64())
+    for function, column in (
+        (total, pa.array([[("a", 1), ("b", 2)], None, []], kind)),
+        (deep_total, pa.array([{"deep": [("a", 3)]}, {"deep": None}, {"deep": []}], pa.struct([("deep", kind)]))),
+    ):
+        [(_, *anchors)] = batches_of([["", "", ""]])
+        [made] = task_of(function, name="it").run(iter([(column, *anchors)]))
+        assert made.to_pylist() == [3, 0, 0]
 
 
 def test_a_text_that_is_not_utf_8_fails_its_row_alone() -> None:

@@ -26,11 +26,10 @@ from tests.spark.live_batch import ACKED
 LONG = Function("like", (Attribute("word", "string"),), option=("w", ""))
 
 
-@pytest.mark.parametrize("digests_values", [True, False])
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
-def test_a_where_in_a_chain_reports_what_it_reports_behind_a_hop(digests_values: bool, at_once: int) -> None:
+def test_a_where_in_a_chain_reports_what_it_reports_behind_a_hop(at_once: int) -> None:
     texts = ["w1 a w2", "", "b", "w w w c", "unreadable", "w1 a w2"] * 3
-    step = WhereStep("where", digests_values)
+    step = WhereStep("where")
     fused, sent = run(
         reading(texts, at_once),
         [words(), replace(step, condition=LONG), words(name="again", function=as_word, keep=())],

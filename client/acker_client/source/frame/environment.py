@@ -27,12 +27,13 @@ INTERRUPTED = ("InterruptedException", "SPARK_JOB_CANCELLED")
 class PersistedFrame:
     """The persisted frame. The input reads rows of it, and the environment plans batches over it.
 
-    ``persisted``: a ``Persisted`` of ``acker_client.spark`` on which ``begin`` was called.
+    ``persisted``: a ``Persisted`` of ``acker_client.spark`` on which ``begin`` was called. ``once``: the ``Once`` of an
+    earlier frame; None for one of its own.
     """
 
-    def __init__(self, persisted: Any) -> None:
+    def __init__(self, persisted: Any, once: Any = None) -> None:
         self._persisted = persisted
-        self._once: Any = None
+        self._once = once
         self._lock = threading.Lock()
         pages = persisted.pages.partitions()
         self.counted: Mapping[int, tuple[int, int]] = {partition: each.total() for partition, each in pages.items()}

@@ -53,6 +53,7 @@ class Frame(Source):
         self.key = _checked_key(df, key, self.options.name)
         self.storage_level = storage_level
         self._query: StreamingQuery | None = None
+        self._once: Any = None
         self._persisted: PersistedFrame | None = None
 
     def input(self) -> tuple[Input[Any], Any]:
@@ -73,7 +74,7 @@ class Frame(Source):
             with CleanUp() as undo:
                 undo.add(persisted.unpersist)
                 persisted.persist()
-                self._persisted = PersistedFrame(persisted)
+                self._persisted = PersistedFrame(persisted, self._once)
                 # In foreachBatch the active session is not the session of the micro-batch.
                 with super()._open_run(self.df.sparkSession, streams) as run:
                     yield run
@@ -94,11 +95,16 @@ class Tracked:
         self._storage_level = storage_level
         self._options = options
         self._latest: Frame | None = None
+        # What a micro-batch remembers for the later ones.
+        self._once: Any = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Process a micro-batch. Returns when every row is acked or in the dead letters; raises otherwise."""
+        from acker_client.spark.commit_evidence.batch import Once
+
         source = Frame(df, key=self._key, storage_level=self._storage_level, **self._options)
         query = source._query = StreamingQuery(df)
+        source._once = self._once = self._once or Once()
         self._latest = source
         with CleanUp() as undo:
             undo.add(query.end_micro_batch)

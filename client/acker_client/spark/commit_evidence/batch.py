@@ -243,7 +243,10 @@ def job_tag_of(node: lineage.Node) -> str:
 
 class BatchEvidence:
     """The driver's knowledge of one batch. Thread-safe. ``once``: what a run remembers for its later batches.
-    ``held``: whether finished roots wait until the batch is settled."""
+    ``held``: whether finished roots wait until the batch is settled. ``inspect``: the check of plans, which raises if a
+    frame copies or drops rows. ``operators.read.planned`` sets it."""
+
+    inspect: Callable[[DataFrame, str], object]
 
     def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None, *, held: bool = True) -> None:
         self.settings = settings
@@ -341,6 +344,8 @@ class BatchEvidence:
     def check_rows(self, df: DataFrame, taker: str) -> None:
         """Check whether ``taker``, which the plan guard does not see, may take the rows of ``df``. Rows that are held
         need no check: copies of them, or dropped ones, show when the batch is settled."""
+        if not self.held:
+            self.inspect(df, taker)
 
     def take_rows(self, df: DataFrame, taker: str, functions: Sequence[str], calls: str) -> None:
         """Mark the rows of ``df`` as taken by these ``calls`` of the ``ack()`` ``functions``, if rows that are not held

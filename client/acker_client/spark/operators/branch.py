@@ -50,9 +50,11 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
 
 def _asks_the_clock(df: DataFrame) -> bool:
     """Whether Spark computes the time for the rows of ``df``, which differs in each evaluation."""
-    if fusing.applied_to(df):
-        return False
-    return _CLOCK.search(analyzed(df)) is not None
+    applied = fusing.applied_to(df)
+    if applied is None:
+        return _CLOCK.search(analyzed(df)) is not None
+    # The steps of a chain are Python. What Spark computes lies below them.
+    return applied.chain.entry.from_outside and _CLOCK.search(analyzed(applied.base)) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def cogroup(
     *,
     name: str | None = None,
     on_error: OnError = "fail",
-    deterministic: bool = True,
+    deterministic: bool = False,
     parents_max: int = PARENTS_MAX,
 ) -> Callable[[CogroupFunction], Cogroup]:
     """Make a batch operator over the groups of two frames, applied with ``op(left, right)``.
@@ -68,7 +68,8 @@ def cogroup(
     "all")`` if there is at most one row, which descends from all rows of both sides. Each row needs at least one parent
     in a tracked frame, and carries the anchors of all its parents, at most ``parents_max``. Rows that are not named as
     parents are acked. One of the frames may be a plain table. The function may name rows of the plain table, but they
-    are ignored as parents. Keys that occur only in the plain table are left out.
+    are ignored as parents. Keys that occur only in the plain table are left out. ``deterministic``: as for
+    :func:`pandas_operator`.
     """
     columns = tuple(column_names(keys, "cogroup", "keys"))
     check_declared(schema, "@cogroup", "@cogroup('sku', 'sku string, total int')")

@@ -144,9 +144,7 @@ def checked_name(function: Any, name: str | None, label: str) -> str:
     if chosen is None:
         raise ValueError(f"{label}: {function!r} has no name of its own; give it one with name=...")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
-            f"{label}: {chosen!r} is async, and is called as a plain function in a worker; write it with def"
-        )
+        raise TypeError(f"{label}: {chosen!r} is async, and is called as a plain function; write it with def")
     return str(chosen)
 
 

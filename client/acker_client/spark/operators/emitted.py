@@ -131,9 +131,6 @@ class EmittedRows(BatchEvidence):
     def hand_on_problem(self) -> str:
         return f"a plain source has emitted these rows, and its servers are not known behind a topic. {_INSTEAD}"
 
-    def check_rows(self, df: DataFrame, taker: str) -> None:
-        plan.inspect(df, taker)
-
     def take_rows(self, df: DataFrame, taker: str, functions: Sequence[str], calls: str) -> None:
         for function in functions:
             check_refusal(function)

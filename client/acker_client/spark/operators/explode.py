@@ -17,7 +17,6 @@ from acker_client.spark.anchoring.anchors import Positions, Rows
 from acker_client.spark.anchoring.derive import derive_keeping
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.driver.columns import nullable, user_schema
-from acker_client.spark.driver.reruns import spark_checks_reruns
 from acker_client.spark.operators.declared import Transform, check_into, check_name, refuse_untracked
 from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker import chain
@@ -81,7 +80,6 @@ class ExplodeStep:
     keep: tuple[str, ...]
     outer: bool
     fans_out: bool
-    digests_values: bool
 
     def start(self, tally: Tally) -> TakeRows:
         return partial(self._take_rows, tally)
@@ -100,9 +98,7 @@ class ExplodeStep:
 
     def _explode(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         counts, elements = self._elements_of(rows.data.column(self.column))
-        for made in derive_keeping(
-            tally, rows, elements, self.elements, self.keep, counts=counts, digests_values=self.digests_values
-        ):
+        for made in derive_keeping(tally, rows, elements, self.elements, self.keep, counts=counts):
             yield Rows(made.data.select([*self.keep, *self.elements]), made.anchors)
 
     def _counts(self, column: Any) -> Positions:
@@ -125,9 +121,7 @@ class ExplodeStep:
 
 def exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataFrame:
     keep, elements = [field.name for field in ours.kept], [field.name for field in ours.elements]
-    # Spark may make the elements in another order when it runs a task again, as a join's matches of a key.
-    digests_values = not spark_checks_reruns(df.sparkSession)
-    step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values)
+    step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out)
     added = [nullable(field) if ours.outer else field for field in ours.elements]
     schema = StructType([*ours.kept, *added])
     return fusing.extend(fusing.chain_of(df, upstream), upstream, step, "operator", schema)

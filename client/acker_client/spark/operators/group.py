@@ -46,7 +46,7 @@ def group(
     *,
     name: str | None = None,
     on_error: OnError = "fail",
-    deterministic: bool = True,
+    deterministic: bool = False,
     parents_max: int = PARENTS_MAX,
 ) -> Callable[[GroupFunction], Group]:
     """Make a batch operator over groups: calls ``function(table)`` with a ``pyarrow.Table`` for each value of ``keys``.
@@ -54,7 +54,7 @@ def group(
     The function returns ``(rows, parents)``: a Table or RecordBatch, and for each of its rows the positions of the
     input rows that it descends from. It may return ``(rows, "all")`` if there is at most one row, which descends from
     all input rows. Input rows that are not named as parents are acked. A row carries the anchors of all its parents, at
-    most ``parents_max``.
+    most ``parents_max``. ``deterministic``: as for :func:`pandas_operator`.
     """
     columns = tuple(column_names(keys, "group", "keys"))
     check_declared(schema, "@group", "@group('sku', 'sku string, total int')")

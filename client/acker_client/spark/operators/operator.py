@@ -33,7 +33,7 @@ from acker_client.spark.operators.row import RowFunction, RowStep
 from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker import chain
 from acker_client.spark.worker.pickled import pickled
-from acker_client.spark.worker.returns import BatchFunction, checked_batch, one_batch, over_pandas
+from acker_client.spark.worker.returns import BatchFunction, checked_batch, one_batch, over_pandas, to_pandas
 from acker_client.spark.worker.rows import RowReader, RowWriter, arrow_schema
 
 __all__ = ["Operator", "arrow_operator", "operator", "pandas_operator"]
@@ -86,7 +86,7 @@ class Operator:
         columns, parents = checked_batch(function(batch), arrow_schema(schema), len(batch), f"operator {self.name!r}")
         kept = [batch.column(name) if parents is None else batch.column(name).take(pa.array(parents)) for name in keep]
         table = pa.Table.from_arrays([*columns, *kept], names=[*schema.names, *keep])
-        return table.to_pandas(date_as_object=True) if is_frame else table
+        return to_pandas(table) if is_frame else table
 
     def _test_row(self, row: Any, schema: StructType) -> list[Row]:
         given = row.asDict() if isinstance(row, Row) and hasattr(row, "__fields__") else {}
@@ -186,8 +186,9 @@ def pandas_operator(
     order of the positions is refused. After ``reset_index`` the order cannot be checked.
 
     Edges depend on the output's values, so two runs with different output get different edges. ``deterministic=True``
-    promises that a repeated task gives the same output. Values are then not hashed if Spark itself checks re-run tasks.
-    The other arguments are those of :func:`operator`.
+    promises that every evaluation gives the same output, also that of another job. A function cannot promise this if
+    its input may differ, as ``row_number`` over ties does. Values are then not hashed if Spark itself checks re-run
+    tasks. The other arguments are those of :func:`operator`.
     """
     declaration = declared("pandas", schema, keep, name, on_error, deterministic, anchors)
     return lambda function: Operator(function, declaration, "pandas")

@@ -114,6 +114,7 @@ def planned(
 ) -> TrackedFrame:
     """Plan a batch of the source ``name``. ``chain`` turns the rows of ``base`` into the rows of the batch, which have
     these ``fields``. ``description`` and ``track``: as for ``frame_of``; ``track`` needs the ``scope``."""
+    evidence.inspect = plan.inspect
     df, node = plan_chain(base, chain, "source", name, fields, THIN, (evidence,))
     if scope is not None and evidence.settings.tracking and isinstance(track, str | SparkColumn):
         ahead = flagged(df, track, "track")

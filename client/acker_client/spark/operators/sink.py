@@ -7,6 +7,7 @@ done. A function that returns normally is not evidence, and neither are rows tha
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from acker_client.spark.commit_evidence.following import follow
 from acker_client.spark.commit_evidence.others import followed_too
 from acker_client.spark.commit_evidence.witness import Trail
 from acker_client.spark.driver.columns import user_schema
+from acker_client.spark.operators.declared import checked_name
 from acker_client.spark.plan_check import fusing, plan
 from acker_client.spark.worker.chain import Step, TakeRows
 from acker_client.spark.worker.content import hash_content
@@ -44,7 +46,10 @@ class Sink(Generic[Args, Value]):
         owner: object = None,
     ) -> None:
         self.function = function
-        self.name: str = name or getattr(function, "__name__", "") or type(function).__name__
+        given = name or getattr(function, "__name__", "") or type(function).__name__
+        self.name = checked_name(function, given, "@sink")
+        if inspect.isgeneratorfunction(function):
+            raise TypeError(f"@sink: {self.name!r} yields, so a call of it writes nothing; write a plain function")
         self.__doc__ = function.__doc__
         self.__name__ = self.name
         self._cache = cache

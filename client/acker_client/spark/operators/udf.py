@@ -24,7 +24,10 @@ from acker_client.spark.worker.rows import struct_type
 # The name of the column of a function that returns single values.
 VALUE = "value"
 
-_PANDAS, _ARROW, _ITERATOR = re.compile(r"\b(pandas|pd)\b"), re.compile(r"\b(pyarrow|pa)\b"), re.compile("Iterator")
+# The types of whole batches in hints. Others of these packages, such as pd.Timestamp, are those of single values.
+_PANDAS = re.compile(r"\b(pandas|pd)\.([\w.]+\.)?(Series|DataFrame)\b")
+_ARROW = re.compile(r"\b(pyarrow|pa)\.([\w.]+\.)?(\w*Array|RecordBatch|Table)\b")
+_ITERATOR = re.compile("Iterator")
 
 
 class AckerUdf:

@@ -24,7 +24,7 @@ from acker_client.spark.anchoring.derive import batch_of, derive
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
-from acker_client.spark.worker.returns import OperatorError, checked_columns, columns_of_frame, kind_of
+from acker_client.spark.worker.returns import OperatorError, checked_columns, columns_of_frame, kind_of, to_pandas
 from acker_client.spark.worker.rows import RowReader, RowWriter, UnreadableRow, arrow_schema
 from acker_client.spark.worker.snapshots import snapshot
 
@@ -319,5 +319,5 @@ def _as_one(arguments: Sequence[Any]) -> Any:
 def _series(column: Any) -> Any:
     """Return a column as pandas: a frame for a struct, as Spark does."""
     if pa.types.is_struct(column.type):
-        return pa.RecordBatch.from_struct_array(column).to_pandas(date_as_object=True)
-    return column.to_pandas(date_as_object=True)
+        return to_pandas(pa.RecordBatch.from_struct_array(column))
+    return to_pandas(column)

@@ -16,7 +16,6 @@ from acker_client.spark.anchoring.derive import derive
 from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.driver import conditions
 from acker_client.spark.driver.columns import user_schema
-from acker_client.spark.driver.reruns import spark_checks_reruns
 from acker_client.spark.operators.declared import Transform, check_name, refuse_untracked
 from acker_client.spark.operators.flags import FLAG, flagged, without_flag
 from acker_client.spark.plan_check import fusing, plan
@@ -37,14 +36,14 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
 
     def keep(df: DataFrame) -> DataFrame:
         refuse_untracked(df, "where")
-        ahead, digests_values = flagged(df, condition, "where"), not spark_checks_reruns(df.sparkSession)
+        ahead = flagged(df, condition, "where")
         # Behind a chain, a condition that Spark evaluates would cost the rows a way to the JVM and back.
         applied = fusing.applied_to(df)
         found = conditions.on_arrow(df, ahead, FLAG) if applied else None
         rows = df if found else ahead
         upstream = plan.guard(rows, name, kind="operator")
         joined = applied if applied and found else fusing.arriving(rows, upstream)
-        return fusing.extend(joined, upstream, WhereStep(name, digests_values, found), "operator", user_schema(df))
+        return fusing.extend(joined, upstream, WhereStep(name, found), "operator", user_schema(df))
 
     return keep
 
@@ -54,7 +53,6 @@ class WhereStep:
     """Drops the rows for which the ``condition`` is not true. If it is None, Spark has put its value into a column."""
 
     name: str
-    digests_values: bool
     condition: Expression | None = None
 
     def start(self, tally: Tally) -> TakeRows:
@@ -68,11 +66,4 @@ class WhereStep:
         kept, data = np.flatnonzero(flags).astype(np.int64), rows.data
         if len(kept) < len(rows):
             data = data.filter(pa.array(flags))
-        yield derive(
-            tally,
-            rows,
-            data.columns,
-            data.schema.names,
-            parents=kept,
-            digests_values=self.digests_values,
-        )
+        yield derive(tally, rows, data.columns, data.schema.names, parents=kept)

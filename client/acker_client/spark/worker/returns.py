@@ -116,13 +116,18 @@ def over_pandas(function: BatchFunction, schema: StructType, name: str) -> Batch
     subject = f"operator {name!r}"
 
     def over_arrow(batch: pa.RecordBatch) -> Any:
-        frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), subject)
+        frame, parents = _with_parents(function(to_pandas(batch)), subject)
         columns = columns_of_frame(frame, arrow_schema(schema), subject)
         if parents is None:
             _refuse_reordered(frame.index, batch.num_rows, subject)
         return batch_of(columns, schema.names, len(frame)), parents
 
     return over_arrow
+
+
+def to_pandas(data: Any) -> Any:
+    """Return Arrow data as pandas, as Spark does for its own functions: dates as objects, and maps as dicts."""
+    return data.to_pandas(date_as_object=True, maps_as_pydicts="lossy")
 
 
 def _refuse_reordered(index: Any, rows: int, subject: str) -> None:
