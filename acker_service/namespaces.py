@@ -97,19 +97,16 @@ class Namespaces:
 
     def tick(self) -> None:
         """Tick all shards, and forget undeclared namespaces whose sources have ended. An error in one shard does not
-        stop the others. Raises it if no shard could be ticked."""
-        every, errors = self.every, []
-        for each in every:
+        stop the others."""
+        errors = []
+        for each in self.every:
             try:
                 each.shared.tick()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # raised below
                 errors.append(error)
-                # The caller logs the error of an only shard.
-                if len(every) > 1:
-                    log.exception("tick_failed", namespace=each.name)
             if each.name not in self._allotments and not each.shared.stats.sources:
                 self._forget(each)
-        if len(errors) == len(every):
+        if errors:
             raise errors[0]
 
     # -- drain and stop

@@ -35,7 +35,7 @@ STARTS_SERVER = {"server_process", "server_process_of_module", "lasting_server"}
 PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 
-# The number of the day, set by `make test-long`: each of three days runs a third of the long tests. Unset, all of them run.
+# The number of the day, set by `make test-long`: each of three days runs a third of the long tests. Unset, all run.
 DAY = os.environ.get("TESTS_OF_DAY", "")
 
 

@@ -138,7 +138,7 @@ class Metrics:
         )
         self._refused = Counter(
             "acker_refused_calls",
-            "Calls that were not done, by method and answer.",
+            "Calls that the server did not carry out, by method and answer.",
             ["method", "status"],
             registry=self._registry,
         )

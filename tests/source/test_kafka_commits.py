@@ -799,41 +799,6 @@ class Unconfirmed(Broker):
         return "no answer" if self.is_away else super().confirm(timeout_s)
 
 
-@pytest.mark.parametrize("checkpoint", [None, "kafka"])
-@pytest.mark.parametrize("given", [{"first_poll": "latest"}, {"first_poll": "uncommitted_latest"}, {"start": "latest"}])
-def test_a_source_does_not_begin_at_the_end_of_a_partition_before_that_offset_is_committed(
-    jobs: Callable[[int], Jobs], checkpoint: str | None, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = jobs(5)
-    input_ = KafkaInput(two.job(checkpoint, stop=None, **given).kafka, broker=Unconfirmed)
-    input_.start({})
-    with pytest.raises(Unreachable, match=rf"{two.topic}/0 begins at its end, and .* not be committed .*no answer"):
-        input_.plan(5, 1)
-    monkeypatch.setattr(Unconfirmed, "is_away", False)
-    assert input_.plan(5, 1).parts == []
-    assert two.offset() == 5
-    input_.close()
-
-
-def test_a_member_of_a_group_begins_at_the_end_of_a_partition_once_that_offset_is_committed(
-    jobs: Callable[[int], Jobs], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = jobs(5)
-    input_ = KafkaInput(two.job(first_poll="latest", stop=None).kafka, broker=Unconfirmed)
-    input_.start({})
-    input_.partitions()
-    assert not input_.plan(5, 1).parts
-    input_.assign({f"{two.topic}/0": Committed()})
-    two.kafka.write(two.topic, 0, [b"not begun yet"])
-    assert not input_.plan(5, 1).parts
-    monkeypatch.setattr(Unconfirmed, "is_away", False)
-    assert input_.plan(5, 1).parts == []
-    two.kafka.write(two.topic, 0, [b"begun"])
-    assert [(part.start, part.stop) for part in input_.plan(5, 1).parts] == [(6, 7)]
-    assert two.offset() == 6
-    input_.close()
-
-
 def test_a_first_offset_that_is_not_committed_at_once_is_committed_with_the_next_plan(
     jobs: Callable[[int], Jobs], monkeypatch: pytest.MonkeyPatch
 ) -> None:

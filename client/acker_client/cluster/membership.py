@@ -65,7 +65,8 @@ class Cluster:
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         # Whether to ask for the view because of such a reply.
         self._is_in_doubt = False
-        # Members of placements, on this view or on older ones, and when this process first heard of each.
+        # Members of placements, on this view or on older ones, and since when the silence of each counts: since this
+        # process first heard of it, or since it was last away.
         self._placed: dict[Member, float] = {}
         self._placed_on = 0
 
@@ -194,11 +195,15 @@ class Cluster:
         return self.out_of_reach(member, self.settings.gone_after_s) if is_silence_enough else ""
 
     def out_of_reach(self, member: Member, for_s: float) -> str:
-        """Return that ``member`` has not answered this process for ``for_s``, although another server does. Return ""
-        if it has answered, or is away for a planned restart."""
+        """Return for how long ``member`` has not answered this process, as a sentence. Return "" if that is less than
+        ``for_s``, if no other server answers, or if it is away for a planned restart."""
+        if self.is_away(member):
+            # Its silence counts from its return.
+            self._placed[member] = self.clock()
+            return ""
         address = self.address_of(member)
         silent_s = self.callers.shown_silent_s(address, self._placed.get(member, float("-inf")))
-        if silent_s < for_s or self.is_away(member) or not self.callers.hears_others_than(address):
+        if silent_s < for_s or not self.callers.hears_others_than(address):
             return ""
         return f"its server has not answered for {silent_s:.0f} s"
 

@@ -165,8 +165,8 @@ class ServerWatch:
         for member in members:
             why = self._cluster.gone(member)
             if not why and member in holding:
-                # The lease has run out there, so the roots are lost even if the server runs. IDLE_S is the longest
-                # pause of this process that counts as silence.
+                # Nothing was heard for a lease and IDLE_S, so the lease must have run out there, and the roots are lost
+                # even if the server runs.
                 why = self._cluster.out_of_reach(member, self._lease_s + IDLE_S)
             if why:
                 log.warning("source %r: the server %d at %s is out: %s", self._name, member.id, member.address, why)

@@ -32,8 +32,6 @@ FOUND_MAX = 256
 CLOSED_MAX = 256
 # A search ends after so many roots that no server knows. The next search begins with the roots behind them.
 MISSES_MAX = 16
-# The first pins of a source may reach its servers this late, with its next poll.
-PINS_S = 10.0
 # An update is given up once all servers have disowned its root for this time. The client remembers so many such roots.
 DISOWNED_S = 600.0
 DISOWNED_MAX = 65_536
@@ -123,16 +121,14 @@ class OtherSources:
         while len(roots) and may_miss:
             addresses = self._addresses_for(0)
             published, has_heard_all = self._asked(Pins(0, int(roots[0])), addresses)
-            # A source that emits nothing numbers its batches itself. Servers never learn where the roots of these live.
-            is_unknown = has_heard_all and (published is None or published.first == published.stop)
+            is_unknown = has_heard_all and published is None
             # A server that is away, or was never heard of, may have the roots of a source.
-            is_by_all = is_unknown and self._cluster.known_addresses <= set(addresses)
-            disowned_s = self._note_disowned(int(roots[0]), is_by_all)
+            self._note_disowned(int(roots[0]), is_unknown and self._cluster.known_addresses <= set(addresses))
             if published is not None and published.has(roots[:1]).all():
                 self._keep(published)
                 roots = roots[~published.has(roots)]
                 continue
-            is_certain = is_certain and is_unknown and (published is None or disowned_s >= PINS_S)
+            is_certain = is_certain and is_unknown
             roots = roots[1:]
             self._missed_at = self._cluster.clock()
             self._misses += 1
@@ -145,8 +141,7 @@ class OtherSources:
         times = (self._disowned.get(root, (0.0, 0.0)) for root in roots.tolist())
         return np.array([last - first >= DISOWNED_S for first, last in times], np.bool_)
 
-    def _note_disowned(self, root: int, by_all: bool) -> float:
-        """Note whether all servers have disowned ``root`` now. Return for how many seconds they have."""
+    def _note_disowned(self, root: int, by_all: bool) -> None:
         now = self._cluster.clock()
         with self._lock:
             first, _ = self._disowned.pop(root, (now, now))
@@ -154,7 +149,6 @@ class OtherSources:
                 self._disowned[root] = first, now
             if len(self._disowned) > DISOWNED_MAX:
                 del self._disowned[next(iter(self._disowned))]
-        return now - first if by_all else 0.0
 
     def _keep(self, published: Published) -> None:
         """Keep what a source has published, unless something newer is known."""

@@ -66,20 +66,21 @@ class Caller:
         try:
             greeted = greet(deadline)
         except Unavailable as error:
-            self._unanswered(asked_at, self._settings.call_timeout_s, error)
+            self._unanswered(asked_at, min(self._settings.call_timeout_s, deadline.budget_s), error)
             raise
         self._answered(greeted.hello)
         return greeted
 
     def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float | None = None) -> Reply:
         """Try once, with ``timeout_s`` (None: the timeout of the settings). Raises Unavailable if no answer comes."""
-        asked_at = self._clock()
-        longest_s = self._settings.call_timeout_s if timeout_s is None else timeout_s
+        asked_at, longest_s = self._clock(), min(self._settings.call_timeout_s, deadline.budget_s)
         try:
             greeted = self.connection.greeted(deadline)
-            reply = self._called(call, greeted, min(longest_s, deadline.left_s))
+            limit_s = self._settings.call_timeout_s if timeout_s is None else timeout_s
+            asked_at, longest_s = self._clock(), min(limit_s, deadline.left_s)
+            reply = self._called(call, greeted, longest_s)
         except Unavailable as error:
-            self._unanswered(asked_at, min(self._settings.call_timeout_s + longest_s, deadline.budget_s), error)
+            self._unanswered(asked_at, longest_s, error)
             raise
         except Rejected:
             self._answered(None)

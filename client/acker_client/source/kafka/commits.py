@@ -55,7 +55,7 @@ class Commits:
         self.emits_once = False
         self._has_committed = False
         # The last commits that were read, because only a commit that is new shows that its run goes on.
-        self._read: dict[At, CommittedOffset] = {}
+        self._read: dict[At, CommittedOffset | None] = {}
         self._why_second = ""
         self._has_warned = False
 
@@ -73,8 +73,8 @@ class Commits:
         commits = {at: Commit(each.offset, self._own(at, each)) for at, each in sorted(found.items())}
         own = {at: commit.own for at, commit in commits.items() if commit.own is not None}
         self._check_checkpoint(own, is_new)
-        # Commits that were read before stay: ``check_runs`` has to find those that are new since.
-        self._read = found | self._read
+        # The first commit that was read counts, or that there was none, so that ``check_runs`` finds newer ones.
+        self._read = dict.fromkeys(partitions) | found | self._read
         if not self._has_committed:
             # Afterwards other runs may have compared themselves with it.
             turn = max((commit.run.turn + 1 for commit in own.values()), default=1)

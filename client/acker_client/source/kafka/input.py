@@ -127,7 +127,7 @@ class KafkaInput:
         self._logs: dict[At, TopicLog] = {}
         # Partitions that were assigned while no broker answered.
         self._unadmitted: dict[At, Committed] = {}
-        # Partitions of the checkpoint that were not listed at the start, and were not since.
+        # Partitions of the checkpoint that were not listed at the start, and have not been listed since.
         self._unlisted: dict[At, Committed] = {}
         self._is_shared = False
         # All partitions, by the last answer to ``partitions``; and since when some of them are not listed any more.
@@ -566,25 +566,10 @@ class KafkaInput:
                 logs[at].committed = commit.offset
             if at not in own or (self.options.commits and not self._is_shared):
                 chosen_now[at] = Ranges.below(first)
-        unread = [at for at in firsts if at not in own and not committed[at].done.prefix]
-        self._begin(logs, chosen_now, list(filter(self._range.begins_at_end, unread)))
-
-    def _begin(self, logs: dict[At, TopicLog], chosen_now: dict[At, Ranges], at_end: Sequence[At]) -> None:
-        """Add partitions to the plan, and commit their first offsets. ``at_end``: partitions of which nothing is known,
-        and which begin at their end. Raises ``SourceError``, and adds none, if such an offset cannot be committed."""
         # Must come before the partitions are added: if it fails, the next plan begins them from new commits.
         self._check_unchanged(chosen_now)
-        why_not = self._commit_now(chosen_now)
-        if why_not and at_end:
-            raise self._connected.failure(
-                f"Kafka: {at_end[0].name} begins at its end, and that offset could not be committed to group"
-                f" {self._group!r} ({why_not}): check the brokers. Nothing is read before that, because a restart would"
-                " begin at a later offset"
-            )
         self._logs = dict(sorted((self._logs | logs).items()))
-        if not self._was_committed(chosen_now, why_not):
-            # The next plan tries again.
-            self._pending = chosen_now | self._pending
+        self._commit_now(chosen_now)
 
     def _compare_topic_ids(self, topics: set[str], saved_ids: Iterable[tuple[str, object]]) -> None:
         """Refuse a topic that has another id than in the checkpoint or the commits. Without an answer, later plans
@@ -647,17 +632,18 @@ class KafkaInput:
             is_start = not self._has_begun
             self._own_commits.check_runs(partitions, None if is_start else PLAN_S, is_start=is_start)
 
-    def _commit_now(self, done: Mapping[At, Ranges]) -> str:
+    def _commit_now(self, done: Mapping[At, Ranges]) -> None:
         """Commit first offsets at once, so that a restart before the first finished batch begins at the same ones, and
-        so that a driver that begins later finds this one. Returns why that failed, or ""."""
+        so that a driver that begins later finds this one."""
         if not done:
-            return ""
+            return
         self._commit(done)
-        why_not = self._connected.confirm(PLAN_S if self._has_begun else self.options.connection.timeout_s)
-        if not why_not and isinstance(self._checkpoint, KafkaOffsets):
+        if not self._was_committed(done, self._connected.confirm(PLAN_S)):
+            # The next plan tries again.
+            self._pending = done | self._pending
+        elif isinstance(self._checkpoint, KafkaOffsets):
             begun = {at.name: Committed(each, self.mark(at.name, each)) for at, each in done.items()}
             self._checkpoint.note_begun(begun)
-        return why_not
 
     def _commit_pending(self) -> None:
         if self.options.commits and self._pending:

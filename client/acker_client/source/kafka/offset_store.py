@@ -153,11 +153,14 @@ class KafkaOffsets:
         return self._load([At.named(partition) for partition in partitions])
 
     def save(self, committed: Mapping[str, Committed]) -> None:
+        overwritten = set[str]()
+
         def commit_changed() -> None:
             changed = {name: each for name, each in committed.items() if not self._is_saved(name, each)}
             if changed and not self._is_shared:
-                # In each try: during an outage another run may have gone on.
-                changed |= {name: committed[name] for name in self._check_runs(committed)}
+                # In each try: during an outage another run may have gone on. A look finds a commit only once.
+                overwritten.update(self._check_runs(committed))
+                changed |= {name: committed[name] for name in overwritten}
             self._commit(changed)
 
         self._outlast(commit_changed, self._limit_s)

@@ -33,11 +33,10 @@ class ReadingRange:
 
     def firsts(self, partitions: Sequence[At], low: Mapping[At, int], high: Mapping[At, int]) -> Mapping[At, int]:
         """Return the first offsets of partitions of which nothing is known."""
-        return self._offsets_of({at: self._first_bound(at) for at in partitions}, low, high)
-
-    def begins_at_end(self, at: At) -> bool:
-        """Whether a partition of which nothing is known begins at its end, which is another offset at each start."""
-        return self._first_bound(at) == "latest"
+        first_poll = self._first_poll
+        others = first_poll if isinstance(first_poll, datetime) else first_poll.removeprefix("uncommitted_")
+        bounds = {at: self._start.bound_of(at) for at in partitions}
+        return self._offsets_of({at: others if bound is None else bound for at, bound in bounds.items()}, low, high)
 
     def stops(self, partitions: Sequence[At], low: Mapping[At, int], high: Mapping[At, int]) -> Mapping[At, int]:
         """Return the offsets at which reading ends; none without an end."""
@@ -50,12 +49,6 @@ class ReadingRange:
         """Whether a partition begins at the commit of another program, if there is one."""
         is_uncommitted = isinstance(self._first_poll, str) and self._first_poll.startswith("uncommitted")
         return is_uncommitted and self._start.bound_of(at) is None
-
-    def _first_bound(self, at: At) -> Bound:
-        bound, first_poll = self._start.bound_of(at), self._first_poll
-        if bound is not None or isinstance(first_poll, datetime):
-            return first_poll if bound is None else bound
-        return first_poll.removeprefix("uncommitted_")
 
     def _offsets_of(self, bounds: Mapping[At, Bound], low: Mapping[At, int], high: Mapping[At, int]) -> dict[At, int]:
         found: dict[At, int] = {}

@@ -234,7 +234,7 @@ class KinesisInput:
                 first = self._lineage.first_of(name)
                 shard = self._shards[name] = ShardReading(name, first, Committed(), ShardMark())
                 if self._lineage.is_skipped(name):
-                    # Without ``note_end``: children of a shard in the checkpoint are read from their beginning.
+                    # Not ``note_end``: with the shard in the checkpoint, its children would be read from the beginning.
                     shard.is_drained = True
                 elif first == LATEST and self._given is not None:
                     # Another member had the shard until now, and may have left records unread.
@@ -388,8 +388,8 @@ class KinesisInput:
             shard.is_caught_up = True
 
     def _take_ended(self) -> list[str]:
-        """Return the shards that have ended since the last plan. Their last record may be saved already, without the
-        end. Each start would then report them as lost once they have aged out."""
+        """Return the shards that have ended since the last plan. The checkpoint may have all their records and not
+        their end. Then each start would report them as lost once they have aged out."""
         ended = [shard for shard in self._shards.values() if shard.is_end_new]
         for shard in ended:
             shard.is_end_new = False

@@ -38,7 +38,7 @@ class ShardMark:
 
     ``at``: the sequence number of the first record that is not done, if that record was read. Otherwise ``after``: the
     sequence number of the last record that was read. ``end``: set once the shard was read to its end. The shard
-    is over when all positions below it are done.
+    is over when all positions below ``end`` are done.
 
     After a restart, records of an earlier run may be done that this run has not read again yet. So the done prefix may
     end behind the last record that was read. Then ``at`` is that last record, and ``skip`` is the number of done
@@ -195,7 +195,7 @@ class ShardReading:
         mark |= {"at": at} if at is not None else {"after": after}
         mark |= {"skip": skip} if skip else {}
         if self.is_drained:
-            # Without held records, those that are not done have aged out: a restart must not look for them again.
+            # If no record is held, those that are not done have aged out: a restart must not look for them again.
             mark["end"] = self.next if self._held else min(self.next, done.prefix)
         return mark
 
