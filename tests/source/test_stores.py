@@ -27,6 +27,7 @@ from acker_client.source.decoding.lines import TextParser
 from acker_client.source.files.input import FileInput
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import schema_of
+from acker_client.source.records.input import Committed
 from acker_client.source.storage import connecting
 from acker_client.source.storage.store import Opened, Store
 from acker_client.source.storage.troubles import explain
@@ -458,6 +459,29 @@ def test_each_of_several_restarts_reads_exactly_the_lines_of_an_object_that_are_
         assert values == sorted(left)
         driven.finish([record for record, value in zip(records, values, strict=True) if value in done])
         left, committed = left - done, dict(driven.committed())
+
+
+@pytest.mark.parametrize(("name", "block_bytes"), [("a.txt", 4 << 20), ("a.txt.gz", 4 << 20), ("a.txt.gz", 8)])
+def test_an_object_that_is_done_while_lines_of_it_are_left_to_plan_is_planned_to_its_end(
+    tmp_path: Path, name: str, block_bytes: int
+) -> None:
+    text = "".join(f"{k}\n" for k in range(20)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+
+    def driven_from(committed: dict[str, Committed]) -> Driven:
+        filesystem = filesystem_over(tmp_path)
+        return Driven(FileInput(name, TextParser(), filesystem=filesystem, block_bytes=block_bytes), committed)
+
+    driven = driven_from({})
+    driven.finish([record for record in driven.drain().tolist() if record != 5])
+    again = driven_from(driven.committed())
+    records = again.plan(4)
+    assert again.values(records) == [b"5"]
+    again.finish(records)
+    (committed,) = again.committed().values()
+    assert committed.mark["complete"]
+    assert not len(again.plan(4))
+    assert again.description == "end of the input (1 file)"
 
 
 def test_an_object_that_went_away_half_read_is_refused_at_the_next_start(server: S3Server, bucket: str) -> None:

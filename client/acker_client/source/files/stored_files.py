@@ -96,6 +96,8 @@ class StoredFiles:
             self._note_planned(index)
 
     def add_part(self, part: LinePart) -> None:
+        if part.partition not in self._files:
+            return  # all lines of the object are done
         index, file = self._files[part.partition]
         self._fresh.add(part.partition)
         self._backlog.unfinished.discard(index)
