@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
-from acker_client.source import CheckpointError, Files, InputChanged, Parquet, SourceError
+from acker_client.source import Batch, CheckpointError, Files, InputChanged, Parquet, Retry, SourceError
 from acker_client.source.decoding.lines import TextParser
 from acker_client.source.files.input import FileInput
 from acker_client.source.parquet.input import ParquetInput
@@ -33,7 +33,8 @@ from acker_client.source.storage.store import Opened, Store
 from acker_client.source.storage.troubles import explain
 from acker_client.source.waiting import OutOfReach
 from tests.source.driven import Driven, Tail, read_elsewhere, rows_of
-from tests.source.executors import NO_SPARK, Cluster, save_all
+from tests.source.executors import NO_SPARK, Cluster, failing, save_all
+from tests.source.logs import MemoryCheckpoint
 from tests.source.s3_server import S3Server, filesystem_at, nothing
 from tests.source.stores import Listed, filesystem_over, touch, values_in
 
@@ -724,6 +725,29 @@ def test_a_source_reads_objects_and_a_restart_finds_nothing_to_do(
     rows = Parquet(f"s3://{bucket}/rows{server.query}", **options)
     assert rows.run(NO_SPARK, save_all).acked == 1
     assert Parquet(f"s3://{bucket}/rows{server.query}", **options).run(NO_SPARK, save_all).records == 0
+
+
+def test_an_object_whose_last_lines_were_done_in_an_earlier_run_is_complete_once_its_open_ones_are_done(
+    tmp_path: Path,
+) -> None:
+    cluster, checkpoint, folder = Cluster(tmp_path), MemoryCheckpoint(), tmp_path / "in"
+    folder.mkdir()
+    # An object of several blocks. The first batch of the second run has no line of the last block.
+    (folder / "a.txt").write_text("".join(f"{k}".ljust(1 << 20, ".") + "\n" for k in range(6)))
+    options: dict[str, Any] = {"name": "lines", "checkpoint": checkpoint, "environment": cluster.environment()}
+    options["filesystem"] = filesystem_over(folder)
+    first = Files("*.txt", retry=Retry(initial_s=1000.0, cap_s=1000.0), **options)
+
+    def stop_with_a_hole(batch: Batch) -> None:
+        failing(lambda row: row.value.startswith("1"))(batch)
+        first.stop()
+
+    assert first.run(NO_SPARK, stop_with_a_hole).acked == 5
+    summary = Files("*.txt", batch_records=1, **options).run(NO_SPARK, save_all)
+    assert (summary.acked, summary.checkpoint) == (1, "end of the input (1 file)")
+    (folder / "a.txt").unlink()
+    (folder / "b.txt").write_text("other\n")
+    assert Files("*.txt", **options).run(NO_SPARK, save_all).acked == 1
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.parquet"])
