@@ -171,6 +171,13 @@ def digest_of(content: RowContent, shown: str) -> str:
     return hashlib.blake2b(head, digest_size=16).hexdigest()
 
 
+def check_same(part: RowPart) -> None:
+    """Raise ``InputChanged`` if the file is not the one of which the rows were counted."""
+    if digest_of(part.at, part.shown) != part.digest:
+        raise replaced(part.shown)
+    part.at.check_same(part.shown)
+
+
 def normal_schema(file: pq.ParquetFile) -> pa.Schema:
     """Return the file's columns, with INT96 (the timestamp of Spark and Impala) as an instant in UTC."""
     leaves = iter(file.schema.column(index).physical_type for index in range(len(file.schema)))
