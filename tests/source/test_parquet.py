@@ -20,6 +20,7 @@ from acker_client.source import Batch, CheckpointError, InputChanged, Parquet, R
 from acker_client.source.engine.environment import arrow_schema, spark_schema
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import find_parquet_files, schema_of
+from acker_client.source.parquet.rows import RowContent, digest_of
 from acker_client.source.storage.store import Opened, Store
 from acker_client.source.waiting import OutOfReach
 from tests.source.disks import without_rights
@@ -323,6 +324,30 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_never_other_records(tm
     with pytest.raises(InputChanged, match="has changed since its records were counted"):
         rows_of(slices)
     assert driven.values([0]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("read", "later"),
+    [(["ONE"], ["one", "two", "three"]), (["ONE", "TWO", "THREE"], ["ONE", "TWO", "THREE"])],
+    ids=["fewer rows, for a moment", "other rows, for good"],
+)
+def test_a_file_that_is_replaced_between_its_check_and_its_reading_is_an_error_never_fewer_or_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[str], later: list[str]
+) -> None:
+    path = write(tmp_path / "a.parquet", ["one", "two", "three"])
+    driven = Driven(ParquetInput(path, NUMBERS))
+    slices = driven.slices(driven.drain())
+    versions = iter([["one", "two", "three"], later])
+
+    def digest_then_replace(content: RowContent, shown: str) -> str:
+        write(path, next(versions))
+        digest = digest_of(content, shown)
+        write(path, read)
+        return digest
+
+    monkeypatch.setattr("acker_client.source.parquet.rows.digest_of", digest_then_replace)
+    with pytest.raises(InputChanged, match="has changed since its records were counted"):
+        rows_of(slices)
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
