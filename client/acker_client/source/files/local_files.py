@@ -19,7 +19,7 @@ from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged
 from acker_client.source.files.line_file import FileMark, LineFile
 from acker_client.source.files.line_files import find_line_files, line_file
-from acker_client.source.paths import Found, Paths, check_not_own, printable
+from acker_client.source.paths import Found, Paths, printable
 from acker_client.source.records.input import Committed, Mark
 from acker_client.source.records.ranges import Ranges
 
@@ -194,8 +194,9 @@ class LocalFiles:
         return len(files), len(left), where
 
     def _list(self) -> Listing:
-        files = find_line_files(self._paths, asker=self._asker, may_be_none=self._is_followed)
-        check_not_own(files, self._own_files, self._asker, self._paths)
+        files = find_line_files(
+            self._paths, asker=self._asker, may_be_none=self._is_followed, own_files=self._own_files
+        )
         return Listing.of(files, may_be_gone=self._is_followed)
 
     def _resume(
