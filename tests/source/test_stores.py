@@ -750,6 +750,29 @@ def test_an_object_whose_last_lines_were_done_in_an_earlier_run_is_complete_once
     assert Files("*.txt", **options).run(NO_SPARK, save_all).acked == 1
 
 
+@pytest.mark.parametrize("kind", [Files, Parquet])
+def test_a_run_that_is_stopped_before_the_end_of_its_objects_ends_the_threads_that_open_them(
+    tmp_path: Path, kind: type[Files | Parquet]
+) -> None:
+    content, _ = CONTENTS["a.txt" if kind is Files else "a.parquet"]
+    for name in "abc":
+        (tmp_path / name).write_bytes(content(OLD))
+    options: dict[str, Any] = {"filesystem": filesystem_over(tmp_path), "batch_records": 1}
+    source = kind("[abc]", name="orders", environment=Cluster(tmp_path).environment(), **options)
+    threads: list[threading.Thread] = []
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        threads.extend(each for each in threading.enumerate() if each.name.startswith("acker-ahead"))
+        source.stop()
+
+    assert source.run(NO_SPARK, process).acked == 1
+    assert threads
+    for thread in threads:
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.parquet"])
 def test_a_local_file_that_is_missing_on_an_executors_machine_is_one_sentence_that_names_both(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

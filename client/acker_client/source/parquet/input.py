@@ -136,6 +136,10 @@ class ParquetInput:
         at = f", {self._place.shown(first)} to row {done.get(first, Ranges()).prefix}" if first in self._marks else ""
         return f"{total - left} of {total} files{at}"
 
+    def close(self) -> None:
+        """Close the open file, and end the threads that open the next objects."""
+        self._parts = self._left = None
+
     # -- which files there are
 
     def _start(self, committed: Mapping[str, Committed]) -> None:
