@@ -86,6 +86,17 @@ def test_letters_are_synced_before_write_returns(tmp_path: Path, monkeypatch: py
     assert [json.loads(line)["value"] for line in (tmp_path / "dead.jsonl").open()] == ["x", None]
 
 
+def test_a_directory_that_is_made_for_letters_is_synced_in_its_parent_and_then_the_file_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    letters = DeadLetterFile(tmp_path / "dead" / "letters.jsonl")
+    letters.open()
+    letters.close()
+    assert synced == [tmp_path.stat().st_ino, letters.path.parent.stat().st_ino]
+
+
 def test_a_torn_letter_of_a_crash_does_not_spoil_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "dead.jsonl"
     path.write_text(letter().to_json() + "\n" + letter().to_json()[:20])

@@ -228,6 +228,19 @@ def test_a_file_to_which_links_lead_is_read_once_also_where_folders_go_round_in_
     assert [file.path for file in found] == [f"{tmp_path}/logs/a.log"]
 
 
+@pytest.mark.parametrize(("given", "written"), [("link", "folder"), ("folder", "link"), ("link", "link")])
+def test_a_file_that_the_source_writes_is_refused_as_input_also_where_a_link_leads_to_its_folder(
+    tmp_path: Path, given: str, written: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    for name in ("a.jsonl", "dead.jsonl"):
+        (tmp_path / "folder" / name).write_text("x\n")
+    paths, own = f"{tmp_path}/{given}/*", [tmp_path / written / "dead.jsonl"]
+    with pytest.raises(SourceError, match=rf"{given}/dead\.jsonl' is written by this source: keep it out of"):
+        Driven(FileInput(paths, TextParser(), own_files=own))
+
+
 def test_a_link_to_nothing_and_a_file_that_went_away_are_named_unless_files_are_followed(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("x\n")
     (tmp_path / "b.log").symlink_to(tmp_path / "nothing")

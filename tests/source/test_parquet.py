@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, SourceError
+from acker_client.source import Batch, CheckpointError, InputChanged, Parquet, Retry, SourceError
 from acker_client.source.engine.environment import arrow_schema, spark_schema
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import find_parquet_files, schema_of
+from acker_client.source.parquet.rows import RowContent, digest_of
 from acker_client.source.storage.store import Opened, Store
 from acker_client.source.waiting import OutOfReach
 from tests.source.disks import without_rights
@@ -323,6 +324,52 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_never_other_records(tm
     with pytest.raises(InputChanged, match="has changed since its records were counted"):
         rows_of(slices)
     assert driven.values([0]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("read", "later"),
+    [(["ONE"], ["one", "two", "three"]), (["ONE", "TWO", "THREE"], ["ONE", "TWO", "THREE"])],
+    ids=["fewer rows, for a moment", "other rows, for good"],
+)
+def test_a_file_that_is_replaced_between_its_check_and_its_reading_is_an_error_never_fewer_or_other_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[str], later: list[str]
+) -> None:
+    path = write(tmp_path / "a.parquet", ["one", "two", "three"])
+    driven = Driven(ParquetInput(path, NUMBERS))
+    slices = driven.slices(driven.drain())
+    versions = iter([["one", "two", "three"], later])
+
+    def digest_then_replace(content: RowContent, shown: str) -> str:
+        write(path, next(versions))
+        digest = digest_of(content, shown)
+        write(path, read)
+        return digest
+
+    monkeypatch.setattr("acker_client.source.parquet.rows.digest_of", digest_then_replace)
+    with pytest.raises(InputChanged, match="has changed since its records were counted"):
+        rows_of(slices)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_file_that_is_replaced_or_removed_during_a_run_ends_it_and_no_record_is_charged(
+    tmp_path: Path, is_removed: bool
+) -> None:
+    cluster, path = Cluster(tmp_path), write(tmp_path / "a.parquet", ["one", "two", "three", "four"])
+    letters = tmp_path / "dead.jsonl"
+    options: dict[str, Any] = {"dead_letters": letters, "retry": Retry(max_retries=1, initial_s=0.0)}
+    source = Parquet(path, name="rows", batch_records=2, environment=cluster.environment(), **options)
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        path.unlink()
+        if not is_removed:
+            write(path, ["one", "two", "THREE", "four"])
+
+    says = r"a\.parquet (cannot be read \(No such file|has changed since its records were counted)"
+    with pytest.raises(InputChanged, match=says):
+        source.run(NO_SPARK, process)
+    assert (source.summary().acked, source.summary().failed) == (2, 0)
+    assert not letters.read_text()
 
 
 def test_a_directory_stands_for_the_parquet_files_in_it_as_in_spark(tmp_path: Path) -> None:

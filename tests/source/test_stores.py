@@ -22,17 +22,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
-from acker_client.source import CheckpointError, Files, InputChanged, Parquet, SourceError
+from acker_client.source import Batch, CheckpointError, Files, InputChanged, Parquet, Retry, SourceError
 from acker_client.source.decoding.lines import TextParser
 from acker_client.source.files.input import FileInput
 from acker_client.source.parquet.input import ParquetInput
 from acker_client.source.parquet.places import schema_of
+from acker_client.source.records.input import Committed
 from acker_client.source.storage import connecting
 from acker_client.source.storage.store import Opened, Store
 from acker_client.source.storage.troubles import explain
 from acker_client.source.waiting import OutOfReach
 from tests.source.driven import Driven, Tail, read_elsewhere, rows_of
-from tests.source.executors import NO_SPARK, Cluster, save_all
+from tests.source.executors import NO_SPARK, Cluster, failing, save_all
+from tests.source.logs import MemoryCheckpoint
 from tests.source.s3_server import S3Server, filesystem_at, nothing
 from tests.source.stores import Listed, filesystem_over, touch, values_in
 
@@ -460,6 +462,29 @@ def test_each_of_several_restarts_reads_exactly_the_lines_of_an_object_that_are_
         left, committed = left - done, dict(driven.committed())
 
 
+@pytest.mark.parametrize(("name", "block_bytes"), [("a.txt", 4 << 20), ("a.txt.gz", 4 << 20), ("a.txt.gz", 8)])
+def test_an_object_that_is_done_while_lines_of_it_are_left_to_plan_is_planned_to_its_end(
+    tmp_path: Path, name: str, block_bytes: int
+) -> None:
+    text = "".join(f"{k}\n" for k in range(20)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+
+    def driven_from(committed: dict[str, Committed]) -> Driven:
+        filesystem = filesystem_over(tmp_path)
+        return Driven(FileInput(name, TextParser(), filesystem=filesystem, block_bytes=block_bytes), committed)
+
+    driven = driven_from({})
+    driven.finish([record for record in driven.drain().tolist() if record != 5])
+    again = driven_from(driven.committed())
+    records = again.plan(4)
+    assert again.values(records) == [b"5"]
+    again.finish(records)
+    (committed,) = again.committed().values()
+    assert committed.mark["complete"]
+    assert not len(again.plan(4))
+    assert again.description == "end of the input (1 file)"
+
+
 def test_an_object_that_went_away_half_read_is_refused_at_the_next_start(server: S3Server, bucket: str) -> None:
     server.put(bucket, "a.txt", "one\ntwo\n")
     server.put(bucket, "b.txt", "other\n")
@@ -700,6 +725,52 @@ def test_a_source_reads_objects_and_a_restart_finds_nothing_to_do(
     rows = Parquet(f"s3://{bucket}/rows{server.query}", **options)
     assert rows.run(NO_SPARK, save_all).acked == 1
     assert Parquet(f"s3://{bucket}/rows{server.query}", **options).run(NO_SPARK, save_all).records == 0
+
+
+def test_an_object_whose_last_lines_were_done_in_an_earlier_run_is_complete_once_its_open_ones_are_done(
+    tmp_path: Path,
+) -> None:
+    cluster, checkpoint, folder = Cluster(tmp_path), MemoryCheckpoint(), tmp_path / "in"
+    folder.mkdir()
+    # An object of several blocks. The first batch of the second run has no line of the last block.
+    (folder / "a.txt").write_text("".join(f"{k}".ljust(1 << 20, ".") + "\n" for k in range(6)))
+    options: dict[str, Any] = {"name": "lines", "checkpoint": checkpoint, "environment": cluster.environment()}
+    options["filesystem"] = filesystem_over(folder)
+    first = Files("*.txt", retry=Retry(initial_s=1000.0, cap_s=1000.0), **options)
+
+    def stop_with_a_hole(batch: Batch) -> None:
+        failing(lambda row: row.value.startswith("1"))(batch)
+        first.stop()
+
+    assert first.run(NO_SPARK, stop_with_a_hole).acked == 5
+    summary = Files("*.txt", batch_records=1, **options).run(NO_SPARK, save_all)
+    assert (summary.acked, summary.checkpoint) == (1, "end of the input (1 file)")
+    (folder / "a.txt").unlink()
+    (folder / "b.txt").write_text("other\n")
+    assert Files("*.txt", **options).run(NO_SPARK, save_all).acked == 1
+
+
+@pytest.mark.parametrize("kind", [Files, Parquet])
+def test_a_run_that_is_stopped_before_the_end_of_its_objects_ends_the_threads_that_open_them(
+    tmp_path: Path, kind: type[Files | Parquet]
+) -> None:
+    content, _ = CONTENTS["a.txt" if kind is Files else "a.parquet"]
+    for name in "abc":
+        (tmp_path / name).write_bytes(content(OLD))
+    options: dict[str, Any] = {"filesystem": filesystem_over(tmp_path), "batch_records": 1}
+    source = kind("[abc]", name="orders", environment=Cluster(tmp_path).environment(), **options)
+    threads: list[threading.Thread] = []
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        threads.extend(each for each in threading.enumerate() if each.name.startswith("acker-ahead"))
+        source.stop()
+
+    assert source.run(NO_SPARK, process).acked == 1
+    assert threads
+    for thread in threads:
+        thread.join(10.0)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.parquet"])

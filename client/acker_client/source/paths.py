@@ -33,13 +33,20 @@ class Found:
 
 
 def find_files(
-    paths: Paths, *, asker: str, example: str, in_directory: Callable[[str], list[str]], may_be_none: bool = False
+    paths: Paths,
+    *,
+    asker: str,
+    example: str,
+    in_directory: Callable[[str], list[str]],
+    may_be_none: bool = False,
+    own_files: Iterable[Path] = (),
 ) -> list[Found]:
     """Return the files that ``paths`` name, each file once even if several links lead to it.
 
     ``asker`` (the kind of source) and ``example`` are for error messages. ``in_directory`` returns the files of a
-    directory. Raises ``SourceError`` for something that is not a path or not a regular file. Unless ``may_be_none``,
-    also raises it for a pattern without matches and for a missing file.
+    directory. Raises ``SourceError`` for something that is not a path or not a regular file, and for one of the
+    ``own_files``, which the source itself writes. Unless ``may_be_none``, also raises it for a pattern without matches
+    and for a missing file.
     """
     found: dict[str, Found] = {}
     folders: dict[str, str] = {}
@@ -51,6 +58,9 @@ def find_files(
                 # One string in memory where the two are equal, because there may be a million files.
                 name = printable(shown)
                 found[real] = Found(path, path if path == name else name)
+    for own in own_files:
+        if (file := found.get(os.path.realpath(own))) is not None:
+            raise SourceError(f"{asker}: {file.shown!r} is written by this source: keep it out of {paths!r}")
     return [file for file in found.values() if _is_there(file, asker, may_be_gone=may_be_none)]
 
 
@@ -68,14 +78,6 @@ def given_paths(paths: Paths, *, asker: str, example: str) -> list[str]:
 def printable(path: str) -> str:
     """Return ``path`` with each byte that is not valid UTF-8 as ``\\xff``."""
     return os.fsencode(path).decode(errors="backslashreplace")
-
-
-def check_not_own(found: Iterable[Found], own_files: Iterable[Path], asker: str, paths: Paths) -> None:
-    """Raise ``SourceError`` if the input contains a file that the source itself writes."""
-    own = {os.path.abspath(path) for path in own_files}
-    for file in found:
-        if file.path in own:
-            raise SourceError(f"{asker}: {file.shown!r} is written by this source: keep it out of {paths!r}")
 
 
 def origins_of(stretches: Sequence[tuple[str, Positions]], what: str) -> pa.RecordBatch:

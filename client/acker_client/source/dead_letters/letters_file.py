@@ -52,6 +52,7 @@ class DeadLetterFile:
             try:
                 with contextlib.suppress(FileExistsError):
                     self.path.parent.mkdir(0o700)
+                    sync_directory(self.path.parent)
                 # Unbuffered: a buffer would keep data that could not be written, and write it on close.
                 file = FileIO(self.path, "ab+", opener=open_private)
                 try:

@@ -7,7 +7,7 @@ before it is released. A partition with too many open records is paused. A lost 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ class Partitions:
                 self.commit()
                 self._drop_partitions(plan.revoked)
             records = self._parts.add_parts(plan.parts)
-            self._checkpointing.note_unsaved(partition for partition in plan.moved if partition in self._parts.done)
+            self._advance(partition for partition in plan.moved if partition in self._parts.done)
             self._is_read = plan.is_end
             if self._options.guarantee is Guarantee.AT_MOST_ONCE:
                 records = self._commit_planned(plan.parts, records)
@@ -244,7 +244,11 @@ class Partitions:
         done_below = self._in_flight.compact()
         self._parts.forget_parts(done_below)
         self._dead_lettering.forget_times(done_below)
-        changed = {partition: self._parts.done[partition] for partition in self._parts.take_changed()}
+        self._advance(self._parts.take_changed())
+
+    def _advance(self, partitions: Iterable[str]) -> None:
+        """Tell the input how far partitions are done, and note that their marks are to be saved."""
+        changed = {partition: self._parts.done[partition] for partition in partitions}
         for partition, done in changed.items():
             self._input.advance(partition, done)
         self._checkpointing.note_unsaved(changed)

@@ -140,6 +140,10 @@ class FileInput:
             return f"all that is there so far ({of})" if self._is_followed else f"end of the input ({of})"
         return f"{count - left} of {of}{f', {where}' if where else ''}"
 
+    def close(self) -> None:
+        """Close the open files, and end the threads that open the next objects."""
+        self._blocks = self._left = None
+
     def _next_block(self) -> Block | None:
         if self._blocks is None:
             self._blocks = self._walk()

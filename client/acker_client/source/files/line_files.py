@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from acker_client.source.decoding.content import Content
 from acker_client.source.decoding.gz import is_gz
@@ -28,7 +28,9 @@ def line_file(partition: str, shown: str, content: Content, mark: FileMark | Non
     return (GzFile if is_gz(content.path) else PlainFile)(partition, shown, content, mark)
 
 
-def find_line_files(paths: Paths, *, asker: str = "Files", may_be_none: bool = False) -> list[Found]:
+def find_line_files(
+    paths: Paths, *, asker: str = "Files", may_be_none: bool = False, own_files: Iterable[Path] = ()
+) -> list[Found]:
     """Return the local files that ``paths`` name; see ``find_files``.
 
     Raises ``SourceError`` also for a directory, and for a file that is not made of lines.
@@ -39,6 +41,7 @@ def find_line_files(paths: Paths, *, asker: str = "Files", may_be_none: bool = F
         example=EXAMPLE,
         in_directory=lambda path: refuse_directory(path, asker),
         may_be_none=may_be_none,
+        own_files=own_files,
     )
     check_names((file.shown for file in found), asker)
     return found

@@ -47,6 +47,8 @@ class StoredFiles:
         self._ended: dict[str, Mark] = {}
         # Partitions that were opened for the records of the next batch.
         self._fresh: set[str] = set()
+        # Partitions of which all lines were planned since the last plan.
+        self._planned: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._backlog.known)
@@ -54,7 +56,7 @@ class StoredFiles:
     def start(self, committed: Mapping[str, Committed]) -> None:
         listed = self._list()
         self._backlog = Backlog(listed)
-        self._files, self._ended, self._fresh = {}, {}, set()
+        self._files, self._ended, self._fresh, self._planned = {}, {}, set(), set()
         gone: list[tuple[str, int, int]] = []
         for (partition, each), place in zip(committed.items(), listed.places_of(committed).tolist(), strict=True):
             mark = FileMark.of(partition, each)
@@ -96,6 +98,8 @@ class StoredFiles:
             self._note_planned(index)
 
     def add_part(self, part: LinePart) -> None:
+        if part.partition not in self._files:
+            return  # all lines of the object are done
         index, file = self._files[part.partition]
         self._fresh.add(part.partition)
         self._backlog.unfinished.discard(index)
@@ -119,7 +123,10 @@ class StoredFiles:
         return {**file.mark(done), "size": size, "modified_ns": modified_ns}
 
     def take_moved(self) -> list[str]:
-        return []  # an object has one path
+        """Return the objects of which all lines were planned since the last call. Their mark may say now that they are
+        complete, because an earlier run has done their last lines."""
+        planned, self._planned = sorted(self._planned), set()
+        return planned
 
     def located(self, parts: Sequence[LinePart]) -> list[LinePart]:
         """Return the parts. Raises ``InputChanged`` if an object that was not opened for this batch was replaced.
@@ -187,12 +194,15 @@ class StoredFiles:
         """Note that all lines of an object are planned. The user may replace an object that is empty or not a whole
         gz."""
         partition = self._backlog.known[index]
-        lines = self._files[partition][1].lines if partition in self._files else 1
-        if not lines:
-            self._backlog.unfinished.add(index)
-        if lines == 0:
-            self._backlog.is_done[index] = True
-            del self._files[partition]
+        if partition in self._files:
+            lines = self._files[partition][1].lines
+            if lines:
+                self._planned.add(partition)
+            else:
+                self._backlog.unfinished.add(index)
+            if lines == 0:
+                self._backlog.is_done[index] = True
+                del self._files[partition]
         self._backlog.note_opened(index)
 
     def _check_read(self, index: int) -> None:

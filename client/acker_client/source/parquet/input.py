@@ -27,6 +27,7 @@ from acker_client.source.parquet.rows import (
     RowPart,
     RowSlice,
     check_columns,
+    check_same,
     originals_of,
     read_footer,
 )
@@ -104,11 +105,11 @@ class ParquetInput:
         return self._reach.is_reachable()
 
     def slices(self, chosen: Sequence[Chosen[RowPart]], tasks: int) -> list[RowSlice]:
-        contents = {each.part.shown: each.part.at for each in chosen if each.part.partition not in self._fresh}
-        for shown, content in contents.items():
+        for part in {each.part.partition: each.part for each in chosen}.values():
             # An executor meets a store that is away again, and waits for it.
             with suppress(OutOfReach):
-                content.check_same(shown)
+                if part.partition not in self._fresh:
+                    check_same(part)
         self._fresh.clear()
         return sliced(chosen, tasks, lambda start, stop, some: RowSlice(start, stop, some, self.schema))
 
@@ -134,6 +135,10 @@ class ParquetInput:
         first = known[int(np.argmin(is_done))]
         at = f", {self._place.shown(first)} to row {done.get(first, Ranges()).prefix}" if first in self._marks else ""
         return f"{total - left} of {total} files{at}"
+
+    def close(self) -> None:
+        """Close the open file, and end the threads that open the next objects."""
+        self._parts = self._left = None
 
     # -- which files there are
 

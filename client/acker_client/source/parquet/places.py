@@ -17,7 +17,7 @@ from acker_client.source.decoding.content import LocalContent, StoredContent
 from acker_client.source.disk import to_read
 from acker_client.source.errors import InputChanged, SourceError
 from acker_client.source.parquet.rows import RowContent, digest_of, read_footer
-from acker_client.source.paths import Found, Paths, check_not_own, find_files, given_paths
+from acker_client.source.paths import Found, Paths, find_files, given_paths
 from acker_client.source.storage.ahead import ahead
 from acker_client.source.storage.connecting import store_of
 from acker_client.source.storage.listing import find_objects, objects_below
@@ -85,8 +85,7 @@ class LocalPlace:
         self._shown: dict[str, str] = {}
 
     def list(self) -> Objects:
-        files = find_parquet_files(self._paths, may_be_none=self._may_be_none)
-        check_not_own(files, self._own_files, ASKER, self._paths)
+        files = find_parquet_files(self._paths, may_be_none=self._may_be_none, own_files=self._own_files)
         self._shown = {file.path: file.shown for file in files if file.path != file.shown}
         return Objects.of([entry for file in files for entry in self._entry(file)])
 
@@ -153,7 +152,7 @@ def schema_of(paths: Paths, filesystem: Any = None) -> pa.Schema:
     return footer.columns
 
 
-def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found]:
+def find_parquet_files(paths: Paths, *, may_be_none: bool = False, own_files: Iterable[Path] = ()) -> list[Found]:
     """Return the local files that ``paths`` name; see ``find_files``.
 
     Also raises ``SourceError`` for a directory without such files, unless ``may_be_none``.
@@ -162,7 +161,14 @@ def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found
     def in_directory(path: str) -> list[str]:
         return _in_directory(path, may_be_none=may_be_none)
 
-    return find_files(paths, asker=ASKER, example=EXAMPLE, in_directory=in_directory, may_be_none=may_be_none)
+    return find_files(
+        paths,
+        asker=ASKER,
+        example=EXAMPLE,
+        in_directory=in_directory,
+        may_be_none=may_be_none,
+        own_files=own_files,
+    )
 
 
 def _in_directory(path: str, *, may_be_none: bool) -> list[str]:

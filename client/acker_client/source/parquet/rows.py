@@ -171,6 +171,13 @@ def digest_of(content: RowContent, shown: str) -> str:
     return hashlib.blake2b(head, digest_size=16).hexdigest()
 
 
+def check_same(part: RowPart) -> None:
+    """Raise ``InputChanged`` if the file is not the one of which the rows were counted."""
+    if digest_of(part.at, part.shown) != part.digest:
+        raise replaced(part.shown)
+    part.at.check_same(part.shown)
+
+
 def normal_schema(file: pq.ParquetFile) -> pa.Schema:
     """Return the file's columns, with INT96 (the timestamp of Spark and Impala) as an instant in UTC."""
     leaves = iter(file.schema.column(index).physical_type for index in range(len(file.schema)))
@@ -192,11 +199,11 @@ def check_columns(columns: pa.Schema, wanted: pa.Schema, shown: str) -> None:
 
 def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
     """Yield the chosen rows, some thousands at a time, in the file's columns. Raises ``InputChanged``, also after the
-    last rows if the object was replaced meanwhile, and ``OutOfReach`` if its store is away for long."""
+    last rows if the file was replaced meanwhile, and ``OutOfReach`` if its store is away for long."""
     part = chosen.part
     if digest_of(part.at, part.shown) != part.digest:
         raise replaced(part.shown)
-    wanted, at = chosen.positions - part.group_start, 0
+    wanted, at, last = chosen.positions - part.group_start, 0, 0
     for schema, rows in outlast_each(lambda: _row_batches(part), part.shown, READ_S):
         first, last = np.searchsorted(wanted, (at, at + rows.num_rows)).tolist()
         if first < last:
@@ -204,7 +211,10 @@ def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
         at += rows.num_rows
         if last == len(wanted):
             break
-    outlast(lambda: part.at.check_same(part.shown), part.shown, READ_S)
+    # A missing row would count as one that does not exist.
+    if last < len(wanted):
+        raise replaced(part.shown)
+    outlast(lambda: check_same(part), part.shown, READ_S)
 
 
 def _row_batches(part: RowPart) -> Iterator[tuple[pa.Schema, pa.RecordBatch]]:
