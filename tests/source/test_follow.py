@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -195,74 +194,6 @@ def test_a_file_that_is_removed_once_it_is_done_is_let_go_and_before_that_is_an_
     with pytest.raises(InputChanged, match="was removed before its lines were done: keep what was rotated until"):
         tail.new()
     assert Tail(f"{tmp_path}/app.log", committed).new() == []
-
-
-@pytest.mark.parametrize("name", ["app.log", "app.log.gz"])
-@pytest.mark.parametrize("is_restarted", [False, True])
-def test_a_file_that_was_read_to_its_end_and_comes_back_after_an_outage_of_its_folder_is_not_read_again(
-    tmp_path: Path, name: str, is_restarted: bool
-) -> None:
-    folder, away = tmp_path / "mount", tmp_path / "away"
-    folder.mkdir()
-    (folder / name).write_bytes(gzip.compress(b"one\n") if name.endswith(".gz") else b"one\n")
-    tail = Tail(f"{folder}/*")
-    assert tail.new() == ["one"]
-    committed = tail.finish_all()
-    folder.rename(away)
-    if is_restarted:
-        tail = Tail(f"{folder}/*", committed)
-    assert [tail.new(), tail.new()] == [[], []]
-    shutil.copytree(away, folder)  # a mount that comes back may have other inodes
-    assert [tail.new(), tail.new()] == [[], []]
-    if name == "app.log":
-        with (folder / name).open("a") as file:
-            file.write("two\n")
-        assert tail.new() == ["two"]
-    committed = tail.finish_all()
-    assert list(committed) == [f"{folder}/{name}"]
-    assert Tail(f"{folder}/*", committed).new() == []
-
-
-@pytest.mark.parametrize("is_rotated", [False, True])
-def test_a_new_file_that_begins_like_an_earlier_one_of_its_name_is_read_whole(tmp_path: Path, is_rotated: bool) -> None:
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    tail = Tail(f"{folder}/app.log*")
-    for line in ("one", "two", "one"):
-        (tmp_path / "new").write_text(f"{line}\n")
-        if is_rotated and line == "one" and (folder / "app.log").exists():
-            rotate(folder)
-            assert tail.new() == []
-        (tmp_path / "new").rename(folder / "app.log")
-        assert [tail.new(), tail.new(), tail.new()] == [[line], [], []]
-
-
-def test_rotated_files_that_come_back_are_known_each_by_its_place(tmp_path: Path) -> None:
-    folder, away = tmp_path / "mount", tmp_path / "away"
-    folder.mkdir()
-    tail = Tail(f"{folder}/app.log*")
-    for line in ("one", "two", "three"):
-        rotate(folder)
-        (folder / "app.log").write_text(f"{line}\n")
-        assert tail.new() == [line]
-    folder.rename(away)
-    assert [tail.new(), tail.new()] == [[], []]
-    shutil.copytree(away, folder)
-    assert [tail.new(), tail.new()] == [[], []]
-    assert Tail(f"{folder}/app.log*", tail.finish_all()).new() == []
-
-
-def test_a_file_that_comes_back_with_more_of_a_line_that_was_read_without_its_end_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.log"
-    path.write_text("one\ntw")
-    driven = Driven(FileInput(f"{tmp_path}/*.log", TextParser()))
-    driven.finish(driven.plan())
-    path.unlink()
-    tail = Tail(f"{tmp_path}/*.log", driven.committed())
-    assert tail.new() == []
-    path.write_text("one\ntwo\n")
-    with pytest.raises(CheckpointError, match=r"its last line \(line 2\) was read before a line feed ended it"):
-        tail.look()
 
 
 def test_a_file_that_is_removed_before_its_end_is_an_error(tmp_path: Path) -> None:

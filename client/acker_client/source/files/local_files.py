@@ -125,16 +125,14 @@ class LocalFiles:
     def list_again(self) -> None:
         """List the paths again, and find the files that are new, were renamed, or were removed."""
         listing = self._list()
-        missing = self._locate(list(self._live.values()), listing)
-        self._missing = {file.partition: self._missing.get(file.partition, 0) + 1 for file in missing}
-        for file in missing:
+        gone = self._locate(list(self._live.values()), listing)
+        self._missing = {file.partition: self._missing.get(file.partition, 0) + 1 for file in gone}
+        for file in gone:
             self._handle_missing(file)
         taken = {_inode_of(file) for file in self._live.values() if file.partition not in self._missing}
-        # By path: the last file that was there and was let go.
-        gone = {file.content.path: file for file in self._files.values() if file.partition not in self._live}
         for path, found in listing.by_path.items():
             if listing.inodes[path] not in taken:
-                file = self._take_back(gone.get(path), found, listing) or self._add_new(found, listing)
+                file = self._add_new(found, listing)
                 self._live[file.partition] = file
                 taken.add(listing.inodes[path])
 
@@ -261,21 +259,6 @@ class LocalFiles:
         inode = listing.inodes[found.path] if self._is_followed or partition != found.path else None
         file = line_file(partition, found.shown, LocalContent(found.path, inode), None)
         self._files[partition] = file
-        return file
-
-    def _take_back(self, file: LineFile | None, found: Found, listing: Listing) -> LineFile | None:
-        """Return ``file``, which was let go, to be read on at its path; None if another file is there now. Raises
-        ``CheckpointError`` if its last line has grown."""
-        if file is None or not file.lines:
-            return None
-        path, number = _path_and_number(file.partition)
-        is_last = path != found.path or f"{path}#{number + 1}" not in self._files
-        # The file there now may begin like an earlier one of its name.
-        if not is_last or not file.fits(LocalContent(found.path)):
-            return None
-        file.move(LocalContent(found.path, listing.inodes[found.path]), found.shown)
-        file.check()
-        self._moved.add(file.partition)
         return file
 
     def _locate(self, files: Sequence[LineFile], listing: Listing) -> list[LineFile]:
