@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -43,6 +44,9 @@ ACK_COLUMN = ("column", "ack()")
 EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"
 UNTAKEN = "no sink, ack() or Collector is done with it; use @sink or functions.ack()"
 
+# How many targets of swallowed failures a run remembers.
+SWALLOWED_MAX = 1000
+
 # Each step whose rows no sink and no other step took, with the actions on its rows through an `ack()` column.
 Acks = Sequence[tuple[lineage.Node, Sequence[Action]]]
 
@@ -56,7 +60,8 @@ class Once:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: set[tuple[str, str]] = set()
-        self._swallowed: set[tuple[str, str]] = set()
+        # Bounded, because a place may name its batch.
+        self._swallowed = deque[tuple[str, str]](maxlen=SWALLOWED_MAX)
 
     def remember(self, kind: str, name: str) -> None:
         """Remember that the rows of ``kind`` ``name`` (such as ``"sink", "save"``) were evaluated more than once."""
@@ -77,14 +82,16 @@ class Once:
             return (kind, name) in self._names
 
     def log_swallowed(self, sink: str, actions: Sequence[Action]) -> None:
-        """Log the failed ``actions`` whose exceptions ``sink`` swallowed. Each target is logged once in a run."""
+        """Log the failed ``actions`` whose exceptions ``sink`` swallowed. Each target is logged once in a run, unless
+        ``SWALLOWED_MAX`` others have failed since."""
         for action in actions:
             place = action.target.place
             if not action.failure:
                 continue
             with self._lock:
                 is_new = (sink, place) not in self._swallowed
-                self._swallowed.add((sink, place))
+                if is_new:
+                    self._swallowed.append((sink, place))
             if is_new:
                 text = action.traceback or action.failure
                 _logger.warning("sink %r swallowed the failure of %s:\n%s", sink, place or action.did, text)
