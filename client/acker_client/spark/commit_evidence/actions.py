@@ -225,15 +225,20 @@ class ActionFinder:
         """Return the command that ran this execution as a part of itself (a write over JDBC does so); None if there is
         none.
 
-        In foreachBatch the root of all executions is the micro-batch, so the command's plan has to name the rows.
+        In foreachBatch the root of all executions is the micro-batch, so the command has to be one of the client's own
+        calls, or its plan has to name the rows.
         """
         if execution.root == execution.number:
             return None
         has_root = any(other.number == execution.root for other in self.executions)
         for other in self.executions:
             is_before = other.number < execution.number and other.root == execution.root
-            is_around = is_before and other.encloses(execution) and (has_root or places.are_in(other.plan))
-            if is_around and other.graph.writes:
+            if not is_before or not other.encloses(execution):
+                continue
+            # Executions within one of the client's own calls have the call site of that call.
+            is_own = other.method in places.calls
+            is_part = execution.method == other.method if is_own else has_root or places.are_in(other.plan)
+            if is_part and other.graph.writes:
                 return other
         return None
 
