@@ -243,6 +243,10 @@ def _by_day_checkpointed(rows: DataFrame, place: str) -> None:
         suppressing(partial(save, day))
 
 
+def _failing_look(rows: DataFrame) -> None:
+    suppressing(lambda: rows.mapInArrow(full, rows.schema).count())
+
+
 def _count_and_save(rows: DataFrame, place: str) -> None:
     """Two writes, each after a count. The first count fails, so the first write never runs."""
 
@@ -1136,6 +1140,17 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: (noop(rows), failing(rows.localCheckpoint())),
         "failed",
     ),
+    "a failed look at a part behind a checkpoint, then a write": (
+        lambda rows, _: (_failing_look(rows.limit(10).localCheckpoint()), noop(rows)),
+        "swallowed the exception of a look",
+    ),
+    "a failed look at a frame from an RDD of a part, then a write": (
+        lambda rows, _: (
+            _failing_look(rows.sparkSession.createDataFrame(rows.limit(10).rdd, rows.schema)),
+            noop(rows),
+        ),
+        "swallowed the exception of a look",
+    ),
     "a failed write of a frame from an RDD": (
         lambda rows, _: (noop(rows), failing(rows.sparkSession.createDataFrame(rows.rdd, rows.schema))),
         "failed",
@@ -1801,6 +1816,20 @@ def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(liv
         _again(lambda: rows.foreachPartition(Barred(f"{tmp_path}/out")), f"{tmp_path}/out")
 
     retries(other)
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+@pytest.mark.parametrize("takes_rdd", [False, True], ids=["no RDD", "an RDD of its rows"])
+def test_a_failure_of_another_query_in_the_driver_is_not_held_against_a_sink(
+    live: Any, spark: SparkSession, takes_rdd: bool
+) -> None:
+    batch, other = live(TEXTS), live(TEXTS)
+    numbers = spark.createDataFrame(spark.sparkContext.parallelize([(number,) for number in range(40)]), "number long")
+    sink(lambda rows: failing(rows.join(numbers, "number")), name="other")(other.df.transform(split))
+    if not takes_rdd:
+        failing(numbers)
+    sink(lambda rows: (takes_rdd and rows.rdd.count(), noop(rows)), name="save")(batch.df.transform(split))
+    assert (batch.error, other.error is None) == (None, False)
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 

@@ -32,6 +32,9 @@ _ITERATES = "toPythonIterator"
 # Actions of RDDs whose jobs only look at rows, and deliver none.
 _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
 
+# Matches the functions that mark rows of sinks in a plan.
+_OF_SINKS = re.compile(rf"acker_sink_|{AGAIN}")
+
 # Matches Spark's "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
 _LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
 # Messages show this many characters of a consumer's description.
@@ -212,12 +215,14 @@ class ActionFinder:
 
     def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[PlanPath], bool]:
         """Return the paths up from the scan of an RDD that holds these rows, and whether all rows were read."""
-        if "ExistingRDD" not in execution.plan:
+        if not places.may_be_in_rdds or "ExistingRDD" not in execution.plan:
             return [], False
         noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
         # A failed execution leaves no note. It may have read these rows, unless its plan names another sink's rows.
-        may_have_failed = execution.failure and AGAIN not in execution.plan and execution.graph.has(ITERATING)
-        if not (noted or may_have_failed):
+        # `failure` comes late, because it waits for the end of the execution.
+        if not noted and (
+            _OF_SINKS.search(execution.plan) or not execution.failure or not execution.graph.has(ITERATING)
+        ):
             return [], False
         return execution.graph.paths_from_nodes("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 

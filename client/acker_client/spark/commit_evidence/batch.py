@@ -240,7 +240,8 @@ class SinkEvidence:
         nodes, witnesses = self.nodes, self.witnesses
         tags = list(dict.fromkeys(node.tag for node in nodes))
         functions = [*dict.fromkeys(node.function for node in nodes), *(AGAIN + tag for tag in tags)]
-        return _places(functions, self._note_store.of(tags), witnesses)
+        places = _places(functions, self._note_store.of(tags), witnesses)
+        return replace(places, may_be_in_rdds=any(witness.has_rdds for witness in witnesses))
 
 
 def job_tag_of(node: lineage.Node) -> str:

@@ -108,6 +108,7 @@ class FollowedFrame(_Followed, ClassicFrame):
     def _rows(self, rdd: RDD[Any], step: str) -> RDD[Any]:
         """Follow ``rdd``, which ``step`` made from this frame."""
         trail = self._trail.through(self)
+        trail.witness.has_rdds = True
         if not trail.unread:
             rdd = trail.witness.watch_rdd(rdd, notes_empty=not trail.functions)
         followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
@@ -193,6 +194,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         """
         trail = self._trail.through(self)
         if trail.unread:
+            trail.witness.has_rdds = True
             partial: DataFrame = follow(df, trail)
             return partial
         schema = df.schema

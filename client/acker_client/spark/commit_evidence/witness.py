@@ -62,6 +62,8 @@ class Witness:
         # The sessions of those views that no other session sees.
         self.view_sessions: dict[str, SparkSession] = {}
         self.waits = list[TurnWait]()
+        # Whether an RDD was made of the sink's rows, or a checkpoint that does not show them.
+        self.has_rdds = False
         self._lock = threading.Lock()
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
