@@ -315,6 +315,25 @@ def _views_in_sql(rows: DataFrame, place: str) -> None:
         _out_of_the_way(place)
 
 
+def _script(body: str) -> Callable[[DataFrame, str], None]:
+    """Return a sink that runs a script over the views v and broken, whose rows cannot be computed, and the tables
+    script_main and script_archive."""
+
+    def run(rows: DataFrame, _: str) -> None:
+        spark = rows.sparkSession
+        rows.createOrReplaceTempView("v")
+        no_room(rows).createOrReplaceTempView("broken")
+        for table in ("script_main", "script_archive"):
+            rows.limit(0).write.mode("overwrite").saveAsTable(table)
+        spark.sql(f"/* two tables */ save: begin {body} end")
+
+    return run
+
+
+# Runs when another statement of a script fails.
+_HANDLER = "declare exit handler for sqlexception begin insert into script_archive select * from v; end;"
+
+
 def _places_in_options(rows: DataFrame, place: str) -> None:
     """The write to the first place fails, and the write to the second succeeds."""
     _in_the_way(f"{place}/main")
@@ -592,6 +611,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "a write in SQL that is repeated": _flaky_sql,
     "an insert into a table that is missing at first": lambda rows, _: _insert_again(rows),
+    "a script": _script("insert into script_archive select * from v; insert into script_main select * from v;"),
     "a statement over a frame": lambda rows, place: rows.sparkSession.sql(
         f"insert overwrite directory '{place}' using parquet select * from {{rows}}", rows=rows
     ),
@@ -1206,6 +1226,21 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "two places in options, of which the first fails": (_places_in_options, "failed"),
     "a table's name in two databases, of which the first fails": (_databases, "failed"),
     "a table's name in two databases in SQL, of which the first fails": (_databases_in_sql, "failed"),
+    "a script that handles a failed write with another": (
+        _script(f"{_HANDLER} insert into script_main select * from broken;"),
+        "to InsertIntoHadoopFsRelationCommand",
+    ),
+    "a script that handles a refused write with another": (
+        _script(f"{_HANDLER} insert into nosuchtable select * from v;"),
+        "ran a script with a handler",
+    ),
+    "a script with a table that is there": (
+        _script(
+            "insert into script_archive select * from v;"
+            " create table if not exists script_main using parquet as select * from v;"
+        ),
+        "which may have left a write out",
+    ),
     "a loop over views of days in SQL, of which one fails": (_days_in_sql, "failed"),
     "a loop over a variable in SQL, of which one fails": (_variables_in_sql, "failed"),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from acker_client.spark.commit_evidence.evidence import Target
+from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed
 from acker_client.spark.commit_evidence.turns import table_of, turn
 from acker_client.spark.commit_evidence.witness import Trail, frame_step, names_step, now_ms
@@ -27,8 +27,12 @@ _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace
 _VIEW = re.compile(
     r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?(?:`([^`]+)`|(\w+))", re.IGNORECASE
 )
+# The begin of a script, behind comments and a label, and what may keep a script from a write without an error.
+_SCRIPT = re.compile(r"(\s|--.*\n|/\*((?!\*/)[\s\S])*\*/)*((\w+|`[^`]+`)\s*:\s*)?begin\b", re.IGNORECASE)
+_HIDES = re.compile(r"\bhandler\b|\btable\s+if\s+not\s+exists\b[^;]*\bselect\b", re.IGNORECASE)
 # The plan nodes of statements that contain a query.
 _HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
+_MAY_HIDE = "ran a script with a handler, or with CREATE TABLE IF NOT EXISTS, which may have left a write out"
 # Messages name a statement by this many characters of its text.
 _PLACE_CHARS = 80
 
@@ -44,7 +48,7 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
         over = [(trail, used) for trail, used in uses if used]
         if not over:
             return sql(*args, **kwargs)
-        began_ms, delivers = now_ms(), bool(_DELIVERS.search(text))
+        began_ms, delivers, is_script = now_ms(), bool(_DELIVERS.search(text)), bool(_SCRIPT.match(text))
         place = f"SQL {' '.join(text.split())[:_PLACE_CHARS]}"
         given = repr((args, [(key, repr(kwargs[key])) for key in sorted(kwargs)]))
         plan = _analysed(spark, text) if delivers else ()
@@ -56,8 +60,9 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
         with ExitStack() as stack:
             if delivers:
                 stack.enter_context(turn(table_of(text), over[0][0].witness.waits))
+            if delivers and not is_script:
                 # A statement has one call site, so it can lead to the first sink only. For the other sinks, the plan
-                # shows their rows.
+                # shows their rows. A script has several targets.
                 stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
             try:
                 made = sql(*args, **kwargs)
@@ -67,6 +72,9 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
                         trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
                 raise
         for trail, _ in over:
+            if delivers and is_script and _HIDES.search(text):
+                doubt = Action(_MAY_HIDE, True, False, began_ms, now_ms(), "", Target.unlike(place), is_doubtful=True)
+                trail.witness.record(doubt, trail)
             trail.witness.views.update({"".join(name).lower(): new_tag() for name in _VIEW.findall(text)})
         return made
 
