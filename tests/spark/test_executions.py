@@ -127,9 +127,22 @@ def _create_again(rows: DataFrame) -> None:
     suppressing(lambda: rows.sparkSession.sql("create table saved using parquet as select * from v"))
 
 
-def _jdbc(rows: DataFrame, place: str) -> None:
+def _table_is_there(write: Callable[[DataFrame, str], Any]) -> Callable[[DataFrame, str], None]:
+    """Return a sink that writes its rows, and then calls ``write`` although the tables exist that it writes into."""
+
+    def run(rows: DataFrame, place: str) -> None:
+        rows.limit(0).write.mode("overwrite").saveAsTable("there")
+        _jdbc(rows.limit(0), place)
+        rows.write.parquet(f"{place}/main")
+        rows.createOrReplaceTempView("v")
+        write(rows, place)
+
+    return run
+
+
+def _jdbc(rows: DataFrame, place: str, mode: str = "append") -> None:
     driver = {"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
-    rows.write.mode("append").jdbc(
+    rows.write.mode(mode).jdbc(
         f"jdbc:derby:memory:{Path(place).parent.name};create=true", "written", properties=driver
     )
 
@@ -440,6 +453,12 @@ def _part_of_an_rdd_below_a_head(rows: DataFrame) -> DataFrame:
     return part.union(spark.createDataFrame([("head",)], "word string"))
 
 
+def _cached_rdd(rows: DataFrame) -> Any:
+    rdd = rows.rdd.map(tuple).cache()
+    rdd.count()
+    return rdd
+
+
 def _cached(rows: DataFrame) -> DataFrame:
     rows.cache()
     rows.count()
@@ -690,6 +709,22 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         lambda rows, place: _table_of(rows).mapInArrow(every_batch, rows.schema).write.parquet(place)
     ),
     "JDBC": _jdbc,
+    "a table, then the same one again if it is not there": lambda rows, _: (
+        rows.write.mode("overwrite").saveAsTable("kept"),
+        rows.write.mode("ignore").saveAsTable("kept"),
+    ),
+    "statements that read none of the rows, after a write": _table_is_there(
+        lambda rows, _: (
+            rows.sparkSession.sql("insert into there (word, number) select 'v', 1"),
+            rows.sparkSession.sql("insert into there (word, number) select 'v', :n", args={"n": 1}),
+            rows.sparkSession.sql("insert into there select * from v where false"),
+        )
+    ),
+    "a part behind a checkpoint, and a cached RDD, both beside a write": lambda rows, place: (
+        rows.write.parquet(f"{place}/main"),
+        rows.limit(10).localCheckpoint().write.parquet(f"{place}/part"),
+        _cached_rdd(rows).toDF().write.parquet(f"{place}/more"),
+    ),
     "a broadcast join with a table that is empty": lambda rows, _: noop(_joined_with_nothing_small(rows)),
     "a join with a table that is empty": lambda rows, _: noop(_joined_with_nothing(rows)),
     "a job description of the user's": (
@@ -866,6 +901,33 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, place: (rows.write.parquet(f"{place}/main"), _ignored(rows, f"{place}/archive")),
         "ran no job",
     ),
+    "a write, then a table that is there": (
+        _table_is_there(lambda rows, _: rows.write.mode("ignore").saveAsTable("there")),
+        "left its write out",
+    ),
+    "a write, then a table over JDBC that is there": (
+        _table_is_there(lambda rows, place: _jdbc(rows, place, "ignore")),
+        "left its write out",
+    ),
+    "a write of an RDD's frame, then a table that is there": (
+        _table_is_there(lambda rows, _: rows.rdd.toDF().write.mode("ignore").saveAsTable("there")),
+        "left its write out",
+    ),
+    **{
+        f"a write, then {name} that is there": (
+            _table_is_there(
+                lambda rows, _, query=query, given=given: rows.sparkSession.sql(
+                    f"create table if not exists there using parquet as {query}", **given(rows)
+                )
+            ),
+            "left its write out",
+        )
+        for name, query, given in [
+            ("a table in SQL", "select * from v", lambda rows: {}),
+            ("a table in SQL of a frame", "select * from {rows}", lambda rows: {"rows": rows}),
+            ("a table in SQL with a parameter", "select * from v where number >= :n", lambda rows: {"args": {"n": 0}}),
+        ]
+    },
     "checkpoint, then ignored": (lambda rows, place: _ignored(rows.localCheckpoint(), place), "ran no job"),
     "a partition that is there": (_static_partition, "ran no job"),
     "a Python data source that stops": (lambda rows, _: _python_source(rows), "stopping"),
@@ -1691,8 +1753,16 @@ def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(live: A
         (lambda rows: (noop(rows), suppressing(lambda: noop(rows.mapInArrow(full, rows.schema)))), "failed"),
         (lambda rows: (noop(rows), suppressing(lambda: rows.foreach(raising_one))), "failed"),
         (lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), "need not have read them all"),
+        (
+            lambda rows: (
+                rows.limit(0).write.mode("overwrite").saveAsTable("acked_there"),
+                noop(rows),
+                rows.write.mode("ignore").saveAsTable("acked_there"),
+            ),
+            "left its write out",
+        ),
     ],
-    ids=["show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch"],
+    ids=["show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch", "left out"],
 )
 def test_an_ack_column_does_not_count_without_one(live: Any, conf: Any, body: Any, because: str) -> None:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.executions import Execution, Job, Ran
 from acker_client.spark.commit_evidence.graph import AGGREGATES, CUTS, GROUPING, ITERATING, Places, PlanPath
+from acker_client.spark.commit_evidence.witness import Write
 from acker_client.spark.driver.lineage import AGAIN
 from acker_client.spark.worker.notes import Note
 
@@ -25,6 +26,9 @@ _DID = {
     "Dataset.localCheckpoint": "checkpointed them",
     "Dataset.checkpoint": "checkpointed them",
 }
+
+_LEFT_OUT = "left its write out"
+_UNSEEN = "handed them to a writer of which Spark does not show what it read"
 
 # Failed executions with this method are ignored, because the client itself observes how an iterator ends.
 _ITERATES = "toPythonIterator"
@@ -56,6 +60,18 @@ class ActionFinder:
         found += [action for job in self.jobs if (action := self._of_job(job))]
         found += self._found_none(places)
         return sorted(found, key=lambda action: action.began_ms)
+
+    def unseen(self, writes: Iterable[Write], cut: Collection[str]) -> list[Action]:
+        """Return the writes that have returned although none of their executions shows the rows. ``cut``: the functions
+        that have left rows unread."""
+        found: list[Action] = []
+        for write in writes:
+            executions = [execution for execution in self.executions if execution.method == write.call]
+            if any(write.trail.is_in(execution.graph) for execution in executions) or not write.may_read:
+                continue
+            has_jobs = any(execution.has_jobs for execution in executions)
+            found.append(write.left_out(_UNSEEN if has_jobs else _LEFT_OUT, cut))
+        return found
 
     def is_pruned(self, places: Places) -> bool:
         """Whether Spark removed the rows from the plan of a delivering action, and no step may have cut them off."""
@@ -162,7 +178,7 @@ class ActionFinder:
         """Return why an execution that writes may have written nothing; "" if nothing points to that."""
         if not (execution.has_jobs or any(inner.has_jobs for inner in self._within(execution))):
             return "ran no job for its write"
-        return "left its write out" if execution.has_left_out else ""
+        return _LEFT_OUT if execution.has_left_out else ""
 
     def _within(self, execution: Execution) -> list[Execution]:
         """Return the executions that ran within this one. A command runs its query as a separate execution."""

@@ -201,6 +201,7 @@ class SinkEvidence:
         """
         actions = [action for witness in self.witnesses for action in witness.actions(places.cut)]
         actions += finder.actions(places)
+        actions += _unseen(self.witnesses, places, finder, actions)
         if not any(action.is_delivery for action in actions):
             actions += [action for witness in self.witnesses for action in witness.deliveries_of_none(places.cut)]
         actions.sort(key=lambda action: action.began_ms)
@@ -564,6 +565,7 @@ class BatchEvidence:
             acks = replace(_places([ACK], notes, seen), below=node.function)
         actions = finder.actions(acks) if acks.partitions or any(map(finder.names, acks.functions)) else []
         actions += [action for witness in seen for action in witness.actions(acks.cut)]
+        actions += _unseen(seen, acks, finder, actions)
         return sorted(actions, key=lambda action: action.began_ms)
 
     def _read_what_was_pruned(self, acked: Acked, finder: ActionFinder) -> SinkFailed | None:
@@ -584,6 +586,16 @@ def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence
     partitions = {rdd: count for witness in witnesses for rdd, count in witness.partitions().items()}
     calls = {call: target for witness in witnesses for call, target in witness.calls.items()}
     return Places(tuple(functions), notes, partitions, calls=calls)
+
+
+def _unseen(
+    witnesses: Sequence[Witness], places: Places, finder: ActionFinder, actions: Sequence[Action]
+) -> list[Action]:
+    """Return the writes of ``witnesses`` that Spark does not show, unless one of ``actions`` has delivered the same rows
+    to the same place. Then they were left out because the rows are there."""
+    delivered = [action.target for action in actions if action.is_delivery]
+    found = finder.unseen([write for witness in witnesses for write in witness.writes], places.cut)
+    return [action for action in found if action.target not in delivered]
 
 
 def _was_evaluated_again(evidence: SinkEvidence, places: Places, finder: ActionFinder) -> bool:

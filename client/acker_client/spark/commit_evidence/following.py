@@ -260,13 +260,14 @@ class _FollowedWrites(_Followed):
         try:
             with (
                 turns.turn(self._place(name, args, kwargs), trail.witness.waits),
-                trail.witness.delivering(df.sparkSession.sparkContext, target),
+                trail.witness.delivering(df.sparkSession.sparkContext, target) as call,
             ):
                 value = method(*args, **kwargs)
         except Exception as error:
             trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
             raise
         trail.witness.record_return(df, "wrote them", began_ms, target, trail)
+        trail.witness.record_write(call, [df], began_ms, target, trail)
         return value
 
     def _place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
