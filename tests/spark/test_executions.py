@@ -19,6 +19,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.udtf import SkipRestOfInputTableException
@@ -27,6 +28,7 @@ from acker_client import Verdict
 from acker_client.spark import Refused, branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
 from acker_client.spark.commit_evidence.batch import Once
+from acker_client.spark.commit_evidence.following import remade
 from acker_client.spark.driver.lineage import new_tag
 from acker_client.spark.driver.stores import Stores
 
@@ -1761,8 +1763,30 @@ def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(live: A
             ),
             "left its write out",
         ),
+        (
+            lambda rows: (
+                rows.createOrReplaceTempView("acked"),
+                suppressing(lambda: rows.sparkSession.sql("insert into nosuchtable select word from acked")),
+                noop(rows),
+            ),
+            "SQL insert into nosuchtable",
+        ),
+        (
+            lambda rows: (
+                suppressing(lambda: rows.sparkSession.sql("insert into nosuchtable select word from {df}", df=rows)),
+                noop(rows),
+            ),
+            "SQL insert into nosuchtable",
+        ),
+        (
+            lambda rows: (suppressing(lambda: _table_of(rows).write.insertInto("nosuchtable")), noop(rows)),
+            "insertInto nosuchtable",
+        ),
     ],
-    ids=["show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch", "left out"],
+    ids=[
+        "show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch", "left out",
+        "statement over a view", "statement over a frame", "view's frame",
+    ],
 )
 def test_an_ack_column_does_not_count_without_one(live: Any, conf: Any, body: Any, because: str) -> None:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
@@ -1796,6 +1820,12 @@ def _frame_of_rdd(rows: DataFrame, _: str) -> None:
         lambda rows, _: noop(rows.localCheckpoint()),
         _text_file,
         _frame_of_rdd,
+        lambda rows, _: noop(_table_of(rows)),
+        lambda rows, _: _table_of(rows).foreachPartition(read),
+        lambda rows, place: (
+            rows.createOrReplaceTempView("acked"),
+            rows.sparkSession.sql(f"insert overwrite directory '{place}' using parquet select word from acked"),
+        ),
     ],
 )
 def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
@@ -1893,12 +1923,33 @@ def test_an_ack_column_whose_rows_the_write_had_no_need_of_counts_all_the_same(l
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
+def test_a_failed_write_of_acked_rows_counts_only_for_the_batch_whose_rows_they_are(live: Any) -> None:
+    acked, one, other = AF.ack(), live(TEXTS, slices=2), live(TEXTS, slices=2)
+    written, refused = (batch.df.select("text", acked) for batch in (one, other))
+    noop(written)
+    noop(refused)
+    suppressing(lambda: _table_of(refused).write.insertInto("nosuchtable"))
+    assert one.error is None
+    assert "insertInto nosuchtable" in str(other.error)
+
+
+def test_acked_rows_are_followed_in_other_frames_until_their_batch_is_released(live: Any) -> None:
+    own, batch = vars(SparkSession)["sql"], live(TEXTS, slices=2)
+    batch.df.select("text", AF.ack()).createOrReplaceTempView("acked")
+    assert vars(SparkSession)["sql"] is not own
+    batch.frame.evidence.release()
+    assert vars(SparkSession)["sql"] is own
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("body", [lambda rdd: rdd.count(), lambda rdd: rdd.foreachPartition(read)])
 def test_an_ack_column_in_a_job_that_nobody_follows_does_not_count(live: Any, body: Any) -> None:
     batch = live(TEXTS, slices=4)
-    batch.df.select("text", AF.ack()).createOrReplaceTempView("acked")
-    body(batch.df.sparkSession.table("acked").rdd)
+
+    class Own(ClassicFrame):
+        """A frame of a library that makes frames of its own."""
+
+    body(remade(Own, batch.df.select("text", AF.ack())).rdd)
     assert "an RDD job" in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,8 +29,9 @@ from acker_client.spark.commit_evidence.blame import is_mistake, is_of_the_progr
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Undelivered, judge, unknown
 from acker_client.spark.commit_evidence.executions import Executions
 from acker_client.spark.commit_evidence.graph import Places
+from acker_client.spark.commit_evidence.others import followed_too
 from acker_client.spark.commit_evidence.turns import waited_s
-from acker_client.spark.commit_evidence.witness import Witness, now_ms
+from acker_client.spark.commit_evidence.witness import Trail, Witness, now_ms
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.driver.query import run_uninterrupted
@@ -272,6 +273,7 @@ class BatchEvidence:
         # The witnesses of rows behind an ack() column, each with the functions of the steps that made these rows.
         self._ack_witnesses: list[tuple[Sequence[str], Witness]] = []
         self._cached: list[DataFrame] = []
+        self._following = ExitStack()
         # Why roots of the batch are unfinished, as far as the driver knows; "" if it knows no reason.
         self.unfinished_because = ""
         self.is_released = False
@@ -361,6 +363,12 @@ class BatchEvidence:
         with self._lock:
             self._ack_witnesses.append((functions, witness))
 
+    def keep_following(self, trail: Trail) -> None:
+        """Follow every frame that holds rows of ``trail``, and watch statements over them, until :meth:`release`."""
+        with self._lock:
+            if not self.is_released:
+                self._following.enter_context(followed_too(trail))
+
     def judge(self) -> BaseException | None:
         """Return why the batch must not be settled as *done*; None if it may be.
 
@@ -439,8 +447,9 @@ class BatchEvidence:
         """
         with self._lock:
             cached, self._cached = self._cached, []
-        self.is_released = True
+            self.is_released = True
         with CleanUp() as steps:
+            steps.add(self._following.close)
             steps.add(self._end_work)
             steps.add(self._forget_notes)
             for df in cached:

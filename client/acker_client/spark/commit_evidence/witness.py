@@ -73,11 +73,11 @@ class Write:
 
 class Witness:
     """The actions that the client sees during one run of a sink. ``tag``: the tag of the sink's step; ``functions``:
-    names of functions that mark the sink's rows in a plan. Thread-safe."""
+    names of functions that mark the sink's rows in a plan; ``step``: as in :class:`Places`. Thread-safe."""
 
-    def __init__(self, tag: str, functions: tuple[str, ...], note_writer: NoteWriter) -> None:
+    def __init__(self, tag: str, functions: tuple[str, ...], note_writer: NoteWriter, step: str = "") -> None:
         self.tag = tag
-        self.places = Places(functions)
+        self.places = Places(functions, step=step)
         self.note_writer = note_writer
         # Targets of the client's own calls, by the call site that their executions carry.
         self.calls: dict[str, Target] = {}
