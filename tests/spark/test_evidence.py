@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError
 
 from acker_client.spark.commit_evidence import witness
 from acker_client.spark.commit_evidence.acked import ACKS, BodyFrame
+from acker_client.spark.commit_evidence.batch import SWALLOWED_MAX, Once
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target, judge
 from acker_client.spark.commit_evidence.executions import Executions, Job
 from acker_client.spark.commit_evidence.following import FollowedFrame
@@ -80,6 +81,15 @@ def test_what_nobody_can_name_is_made_up_for_by_nothing() -> None:
     failed = Action("ran a job", True, True, 0, 10, "Full", Target.unlike("a job"))
     again = Action("ran a job", True, True, 20, 30, "", Target.unlike("a job"))
     assert judge("save()", [failed, again]) is not None
+
+
+def test_a_run_remembers_a_bounded_number_of_swallowed_failures(caplog: pytest.LogCaptureFixture) -> None:
+    once = Once()
+    for number in range(SWALLOWED_MAX + 10):
+        failed = Action("tried to write them", True, False, 0, 10, "Full", Target(f"parquet out/batch={number}"))
+        once.log_swallowed("save", [failed, failed])
+    assert len(once._swallowed) == SWALLOWED_MAX
+    assert len(caplog.records) == SWALLOWED_MAX + 10
 
 
 @pytest.mark.parametrize("name", ["AppendData", "AppendDataExecV1", "OverwriteByExpressionExecV1", "WriteFiles"])
@@ -218,5 +228,5 @@ def test_a_job_of_which_spark_has_dropped_a_stage_may_have_computed_anything() -
 
 
 def test_rows_leave_a_body_frame_followed_by_every_method_by_which_they_leave_a_sinks_frame() -> None:
-    own = {name for name in vars(FollowedFrame) if not name.startswith("_") and "Temp" not in name}
+    own = {name for name in vars(FollowedFrame) if not name.startswith("_")}
     assert own <= set(vars(BodyFrame))

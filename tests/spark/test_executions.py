@@ -19,6 +19,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.udtf import SkipRestOfInputTableException
@@ -27,6 +28,7 @@ from acker_client import Verdict
 from acker_client.spark import Refused, branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
 from acker_client.spark.commit_evidence.batch import Once
+from acker_client.spark.commit_evidence.following import remade
 from acker_client.spark.driver.lineage import new_tag
 from acker_client.spark.driver.stores import Stores
 
@@ -127,9 +129,22 @@ def _create_again(rows: DataFrame) -> None:
     suppressing(lambda: rows.sparkSession.sql("create table saved using parquet as select * from v"))
 
 
-def _jdbc(rows: DataFrame, place: str) -> None:
+def _table_is_there(write: Callable[[DataFrame, str], Any]) -> Callable[[DataFrame, str], None]:
+    """Return a sink that writes its rows, and then calls ``write`` although the tables exist that it writes into."""
+
+    def run(rows: DataFrame, place: str) -> None:
+        rows.limit(0).write.mode("overwrite").saveAsTable("there")
+        _jdbc(rows.limit(0), place)
+        rows.write.parquet(f"{place}/main")
+        rows.createOrReplaceTempView("v")
+        write(rows, place)
+
+    return run
+
+
+def _jdbc(rows: DataFrame, place: str, mode: str = "append") -> None:
     driver = {"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
-    rows.write.mode("append").jdbc(
+    rows.write.mode(mode).jdbc(
         f"jdbc:derby:memory:{Path(place).parent.name};create=true", "written", properties=driver
     )
 
@@ -243,6 +258,10 @@ def _by_day_checkpointed(rows: DataFrame, place: str) -> None:
         suppressing(partial(save, day))
 
 
+def _failing_look(rows: DataFrame) -> None:
+    suppressing(lambda: rows.mapInArrow(full, rows.schema).count())
+
+
 def _count_and_save(rows: DataFrame, place: str) -> None:
     """Two writes, each after a count. The first count fails, so the first write never runs."""
 
@@ -309,6 +328,25 @@ def _views_in_sql(rows: DataFrame, place: str) -> None:
         sql = f"insert overwrite directory '{place}/out' using parquet select * from v"
         suppressing(partial(rows.sparkSession.sql, sql))
         _out_of_the_way(place)
+
+
+def _script(body: str) -> Callable[[DataFrame, str], None]:
+    """Return a sink that runs a script over the views v and broken, whose rows cannot be computed, and the tables
+    script_main and script_archive."""
+
+    def run(rows: DataFrame, _: str) -> None:
+        spark = rows.sparkSession
+        rows.createOrReplaceTempView("v")
+        no_room(rows).createOrReplaceTempView("broken")
+        for table in ("script_main", "script_archive"):
+            rows.limit(0).write.mode("overwrite").saveAsTable(table)
+        spark.sql(f"/* two tables */ save: begin {body} end")
+
+    return run
+
+
+# Runs when another statement of a script fails.
+_HANDLER = "declare exit handler for sqlexception begin insert into script_archive select * from v; end;"
 
 
 def _places_in_options(rows: DataFrame, place: str) -> None:
@@ -415,6 +453,12 @@ def _part_of_an_rdd_below_a_head(rows: DataFrame) -> DataFrame:
     spark = rows.sparkSession
     part = spark.createDataFrame(rows.rdd.map(lambda row: (row.word,)), "word string").limit(30)
     return part.union(spark.createDataFrame([("head",)], "word string"))
+
+
+def _cached_rdd(rows: DataFrame) -> Any:
+    rdd = rows.rdd.map(tuple).cache()
+    rdd.count()
+    return rdd
 
 
 def _cached(rows: DataFrame) -> DataFrame:
@@ -588,6 +632,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "a write in SQL that is repeated": _flaky_sql,
     "an insert into a table that is missing at first": lambda rows, _: _insert_again(rows),
+    "a script": _script("insert into script_archive select * from v; insert into script_main select * from v;"),
     "a statement over a frame": lambda rows, place: rows.sparkSession.sql(
         f"insert overwrite directory '{place}' using parquet select * from {{rows}}", rows=rows
     ),
@@ -666,6 +711,22 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         lambda rows, place: _table_of(rows).mapInArrow(every_batch, rows.schema).write.parquet(place)
     ),
     "JDBC": _jdbc,
+    "a table, then the same one again if it is not there": lambda rows, _: (
+        rows.write.mode("overwrite").saveAsTable("kept"),
+        rows.write.mode("ignore").saveAsTable("kept"),
+    ),
+    "statements that read none of the rows, after a write": _table_is_there(
+        lambda rows, _: (
+            rows.sparkSession.sql("insert into there (word, number) select 'v', 1"),
+            rows.sparkSession.sql("insert into there (word, number) select 'v', :n", args={"n": 1}),
+            rows.sparkSession.sql("insert into there select * from v where false"),
+        )
+    ),
+    "a part behind a checkpoint, and a cached RDD, both beside a write": lambda rows, place: (
+        rows.write.parquet(f"{place}/main"),
+        rows.limit(10).localCheckpoint().write.parquet(f"{place}/part"),
+        _cached_rdd(rows).toDF().write.parquet(f"{place}/more"),
+    ),
     "a broadcast join with a table that is empty": lambda rows, _: noop(_joined_with_nothing_small(rows)),
     "a join with a table that is empty": lambda rows, _: noop(_joined_with_nothing(rows)),
     "a job description of the user's": (
@@ -842,6 +903,33 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, place: (rows.write.parquet(f"{place}/main"), _ignored(rows, f"{place}/archive")),
         "ran no job",
     ),
+    "a write, then a table that is there": (
+        _table_is_there(lambda rows, _: rows.write.mode("ignore").saveAsTable("there")),
+        "left its write out",
+    ),
+    "a write, then a table over JDBC that is there": (
+        _table_is_there(lambda rows, place: _jdbc(rows, place, "ignore")),
+        "left its write out",
+    ),
+    "a write of an RDD's frame, then a table that is there": (
+        _table_is_there(lambda rows, _: rows.rdd.toDF().write.mode("ignore").saveAsTable("there")),
+        "left its write out",
+    ),
+    **{
+        f"a write, then {name} that is there": (
+            _table_is_there(
+                lambda rows, _, query=query, given=given: rows.sparkSession.sql(
+                    f"create table if not exists there using parquet as {query}", **given(rows)
+                )
+            ),
+            "left its write out",
+        )
+        for name, query, given in [
+            ("a table in SQL", "select * from v", lambda rows: {}),
+            ("a table in SQL of a frame", "select * from {rows}", lambda rows: {"rows": rows}),
+            ("a table in SQL with a parameter", "select * from v where number >= :n", lambda rows: {"args": {"n": 0}}),
+        ]
+    },
     "checkpoint, then ignored": (lambda rows, place: _ignored(rows.localCheckpoint(), place), "ran no job"),
     "a partition that is there": (_static_partition, "ran no job"),
     "a Python data source that stops": (lambda rows, _: _python_source(rows), "stopping"),
@@ -1136,6 +1224,17 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: (noop(rows), failing(rows.localCheckpoint())),
         "failed",
     ),
+    "a failed look at a part behind a checkpoint, then a write": (
+        lambda rows, _: (_failing_look(rows.limit(10).localCheckpoint()), noop(rows)),
+        "swallowed the exception of a look",
+    ),
+    "a failed look at a frame from an RDD of a part, then a write": (
+        lambda rows, _: (
+            _failing_look(rows.sparkSession.createDataFrame(rows.limit(10).rdd, rows.schema)),
+            noop(rows),
+        ),
+        "swallowed the exception of a look",
+    ),
     "a failed write of a frame from an RDD": (
         lambda rows, _: (noop(rows), failing(rows.sparkSession.createDataFrame(rows.rdd, rows.schema))),
         "failed",
@@ -1191,6 +1290,21 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "two places in options, of which the first fails": (_places_in_options, "failed"),
     "a table's name in two databases, of which the first fails": (_databases, "failed"),
     "a table's name in two databases in SQL, of which the first fails": (_databases_in_sql, "failed"),
+    "a script that handles a failed write with another": (
+        _script(f"{_HANDLER} insert into script_main select * from broken;"),
+        "to InsertIntoHadoopFsRelationCommand",
+    ),
+    "a script that handles a refused write with another": (
+        _script(f"{_HANDLER} insert into nosuchtable select * from v;"),
+        "ran a script with a handler",
+    ),
+    "a script with a table that is there": (
+        _script(
+            "insert into script_archive select * from v;"
+            " create table if not exists script_main using parquet as select * from v;"
+        ),
+        "which may have left a write out",
+    ),
     "a loop over views of days in SQL, of which one fails": (_days_in_sql, "failed"),
     "a loop over a variable in SQL, of which one fails": (_variables_in_sql, "failed"),
 }  # fmt: skip
@@ -1641,8 +1755,38 @@ def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(live: A
         (lambda rows: (noop(rows), suppressing(lambda: noop(rows.mapInArrow(full, rows.schema)))), "failed"),
         (lambda rows: (noop(rows), suppressing(lambda: rows.foreach(raising_one))), "failed"),
         (lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), "need not have read them all"),
+        (
+            lambda rows: (
+                rows.limit(0).write.mode("overwrite").saveAsTable("acked_there"),
+                noop(rows),
+                rows.write.mode("ignore").saveAsTable("acked_there"),
+            ),
+            "left its write out",
+        ),
+        (
+            lambda rows: (
+                rows.createOrReplaceTempView("acked"),
+                suppressing(lambda: rows.sparkSession.sql("insert into nosuchtable select word from acked")),
+                noop(rows),
+            ),
+            "SQL insert into nosuchtable",
+        ),
+        (
+            lambda rows: (
+                suppressing(lambda: rows.sparkSession.sql("insert into nosuchtable select word from {df}", df=rows)),
+                noop(rows),
+            ),
+            "SQL insert into nosuchtable",
+        ),
+        (
+            lambda rows: (suppressing(lambda: _table_of(rows).write.insertInto("nosuchtable")), noop(rows)),
+            "insertInto nosuchtable",
+        ),
     ],
-    ids=["show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch"],
+    ids=[
+        "show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch", "left out",
+        "statement over a view", "statement over a frame", "view's frame",
+    ],
 )
 def test_an_ack_column_does_not_count_without_one(live: Any, conf: Any, body: Any, because: str) -> None:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
@@ -1676,6 +1820,12 @@ def _frame_of_rdd(rows: DataFrame, _: str) -> None:
         lambda rows, _: noop(rows.localCheckpoint()),
         _text_file,
         _frame_of_rdd,
+        lambda rows, _: noop(_table_of(rows)),
+        lambda rows, _: _table_of(rows).foreachPartition(read),
+        lambda rows, place: (
+            rows.createOrReplaceTempView("acked"),
+            rows.sparkSession.sql(f"insert overwrite directory '{place}' using parquet select word from acked"),
+        ),
     ],
 )
 def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
@@ -1773,12 +1923,33 @@ def test_an_ack_column_whose_rows_the_write_had_no_need_of_counts_all_the_same(l
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
+def test_a_failed_write_of_acked_rows_counts_only_for_the_batch_whose_rows_they_are(live: Any) -> None:
+    acked, one, other = AF.ack(), live(TEXTS, slices=2), live(TEXTS, slices=2)
+    written, refused = (batch.df.select("text", acked) for batch in (one, other))
+    noop(written)
+    noop(refused)
+    suppressing(lambda: _table_of(refused).write.insertInto("nosuchtable"))
+    assert one.error is None
+    assert "insertInto nosuchtable" in str(other.error)
+
+
+def test_acked_rows_are_followed_in_other_frames_until_their_batch_is_released(live: Any) -> None:
+    own, batch = vars(SparkSession)["sql"], live(TEXTS, slices=2)
+    batch.df.select("text", AF.ack()).createOrReplaceTempView("acked")
+    assert vars(SparkSession)["sql"] is not own
+    batch.frame.evidence.release()
+    assert vars(SparkSession)["sql"] is own
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("body", [lambda rdd: rdd.count(), lambda rdd: rdd.foreachPartition(read)])
 def test_an_ack_column_in_a_job_that_nobody_follows_does_not_count(live: Any, body: Any) -> None:
     batch = live(TEXTS, slices=4)
-    batch.df.select("text", AF.ack()).createOrReplaceTempView("acked")
-    body(batch.df.sparkSession.table("acked").rdd)
+
+    class Own(ClassicFrame):
+        """A frame of a library that makes frames of its own."""
+
+    body(remade(Own, batch.df.select("text", AF.ack())).rdd)
     assert "an RDD job" in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 
@@ -1801,6 +1972,20 @@ def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(liv
         _again(lambda: rows.foreachPartition(Barred(f"{tmp_path}/out")), f"{tmp_path}/out")
 
     retries(other)
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+@pytest.mark.parametrize("takes_rdd", [False, True], ids=["no RDD", "an RDD of its rows"])
+def test_a_failure_of_another_query_in_the_driver_is_not_held_against_a_sink(
+    live: Any, spark: SparkSession, takes_rdd: bool
+) -> None:
+    batch, other = live(TEXTS), live(TEXTS)
+    numbers = spark.createDataFrame(spark.sparkContext.parallelize([(number,) for number in range(40)]), "number long")
+    sink(lambda rows: failing(rows.join(numbers, "number")), name="other")(other.df.transform(split))
+    if not takes_rdd:
+        failing(numbers)
+    sink(lambda rows: (takes_rdd and rows.rdd.count(), noop(rows)), name="save")(batch.df.transform(split))
+    assert (batch.error, other.error is None) == (None, False)
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 

@@ -82,8 +82,23 @@ def test_what_counts_as_delivered_in_foreach_batch_is_what_counts_elsewhere(
 
 
 @pytest.mark.long
-def test_a_write_of_something_else_that_goes_on_meanwhile_proves_nothing_in_foreach_batch(
-    in_foreach_batch: Any, server: Any, tmp_path: Path
+def test_a_write_over_jdbc_counts_in_foreach_batch_also_if_spark_has_cut_off_the_text_of_its_plan(
+    in_foreach_batch: Any, server: Any, tmp_path: Path, conf: Callable[[str, str], None]
+) -> None:
+    conf("spark.sql.maxPlanStringLength", "200")
+    found: dict[str, Any] = {}
+    in_foreach_batch(lambda df: found.update(wrong(df.sparkSession, server.address, ["JDBC"], tmp_path)))
+    assert found == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "written",
+    [lambda rows: rows.sparkSession.range(0, 1, 1, 1), lambda rows: rows.limit(10)],
+    ids=["something else", "a part of the rows"],
+)
+def test_a_write_that_goes_on_during_a_look_does_not_make_it_a_delivery_in_foreach_batch(
+    in_foreach_batch: Any, server: Any, tmp_path: Path, written: Callable[[DataFrame], DataFrame]
 ) -> None:
     """All executions of a micro-batch have one root, but one that runs during another is not always a part of it."""
     begun, counted = tmp_path / "begun", tmp_path / "counted"
@@ -96,21 +111,19 @@ def test_a_write_of_something_else_that_goes_on_meanwhile_proves_nothing_in_fore
 
     found: list[Any] = []
 
+    def count(rows: DataFrame, _: str) -> None:
+        slow = written(rows)
+        other = InheritableThread(target=lambda: noop(slow.mapInArrow(wait, slow.schema)))
+        other.start()
+        while not begun.exists():
+            threading.Event().wait(0.01)
+        rows.count()
+        counted.touch()
+        other.join()
+
     def function(df: DataFrame) -> None:
-        spark = df.sparkSession
-        slow = spark.range(0, 1, 1, 1).mapInArrow(wait, "id long")
-        other = InheritableThread(target=lambda: noop(slow))
-
-        def count(rows: DataFrame, _: str) -> None:
-            other.start()
-            while not begun.exists():
-                threading.Event().wait(0.01)
-            rows.count()
-            counted.touch()
-            other.join()
-
         with suppress(AssertionError):
-            found.append(judged(spark, server.address, count, tmp_path / "out"))
+            found.append(judged(df.sparkSession, server.address, count, tmp_path / "out"))
 
     in_foreach_batch(function)
     ((verdicts, error),) = found

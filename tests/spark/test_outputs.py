@@ -3,6 +3,7 @@ another's."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,10 @@ from pyspark.sql.functions import col, udf
 
 from acker_client.source import Batch, Files, Retry
 from acker_client.spark import delta_options, operator, sink, write_parquet
+from acker_client.spark.commit_evidence import turns
 from acker_client.spark.outputs import _Files
+from tests.service.caller import eventually
+from tests.spark.faults import await_file
 
 QUICK = Retry(max_retries=2, initial_s=0.0, cap_s=0.0)
 
@@ -145,6 +149,35 @@ def test_a_second_write_of_a_batch_needs_a_part_name_and_does_not_overwrite_the_
     nobody: Any = SimpleNamespace(id="x-1")
     with pytest.raises(ValueError, match=r"part='\.\./x': give letters"):
         write_parquet(connected.range(1), folder / "out", nobody, part="../x")
+
+
+def test_a_second_write_of_a_batch_needs_a_part_name_also_while_the_first_still_runs(
+    connected: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go, wait = folder / "started", folder / "go", turns.TurnWait
+    # The first write ends only when the second one waits for it.
+    monkeypatch.setattr(turns, "TurnWait", lambda *given: go.touch() or wait(*given))
+
+    def waiting(value: str) -> str:
+        started.touch()
+        await_file(go)
+        return value
+
+    @sink
+    def save(rows: DataFrame, batch: Batch) -> None:
+        slow = rows.select(udf(waiting)("value").alias("value"))
+        first = threading.Thread(target=write_parquet, args=(slow, folder / "out", batch))
+        first.start()
+        eventually(started.exists)
+        try:
+            write_parquet(rows, folder / "out", batch)
+        finally:
+            go.touch()
+            first.join()
+
+    with pytest.raises(ValueError, match=r"has written .* before"):
+        lines(folder).run(connected, lambda batch: save(batch.df, batch))
+    assert not list((folder / "out").glob("batch=*"))
 
 
 @pytest.mark.long

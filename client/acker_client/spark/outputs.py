@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from acker_client.spark.commit_evidence import turns
 from acker_client.spark.commit_evidence.following import record_unplaced
 from acker_client.spark.commit_evidence.witness import frame_step
 from acker_client.spark.driver.query import run_uninterrupted
@@ -55,6 +56,13 @@ def write_parquet(
         raise ValueError(f"part={part!r}: give letters, digits, _ and .")
     name = f"batch={batch.id}{part and '-'}{part}"
     place, draft = f"{fspath(folder)}/{name}", f"{fspath(folder)}/{_WRITING}/{name}"
+    # Only another thread of this batch may write to this place, and so its wait is no wait for another batch.
+    with turns.turn(turns.folder(place), []):
+        _write(rows, place, draft, batch, partition_by)
+
+
+def _write(rows: DataFrame, place: str, draft: str, batch: BatchOfOutput, partition_by: Sequence[str]) -> None:
+    """Write ``rows`` into ``draft``, and rename it to ``place``. The caller has the turn of ``place``."""
     spark = rows.sparkSession
     what = (frame_step(rows), tuple(partition_by))
     is_there = _Files(spark, place).exists()

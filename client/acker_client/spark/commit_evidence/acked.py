@@ -3,8 +3,8 @@
 When the user adds an ``ack()`` column to a tracked frame, or to a frame derived from one, the column is registered with
 the batches whose rows it acks. The frame with this column is cached if an earlier batch evaluated rows with an
 ``ack()`` column more than once. When the frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or
-through a function over batches), its rows are followed in the same way as a sink's rows (``following``). Everything
-else behaves as in Spark.
+through a function over batches), its rows are followed in the same way as a sink's rows (``following``). So are other frames with
+these rows, and statements over them (``others``), until the batch is released. Everything else behaves as in Spark.
 
 A frame of a tracked step is planned when something first needs its plan. Spark would make about forty calls into the
 JVM for each step, and the plan of a step that the next step joins is never used.
@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from acker_client.errors import AckerError
 from acker_client.spark.anchoring.anchors import TRACKING
-from acker_client.spark.commit_evidence.following import analyzed, follow, remade
+from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed, follow, remade
 from acker_client.spark.commit_evidence.witness import Trail, Witness
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.catalyst import UNREADABLE
@@ -40,7 +40,11 @@ from acker_client.spark.worker.notes import note_store_of
 
 # Methods that take rows out of SQL, and all methods by which rows leave a frame. `rdd` and `write` are properties.
 _OUT_OF_SQL = ("toJSON", "mapInArrow", "mapInPandas")
-_LEAVE = (*_OUT_OF_SQL, "toLocalIterator", "checkpoint", "localCheckpoint", "writeTo", "mergeInto")
+_VIEWS = (
+    "createTempView", "createOrReplaceTempView", "registerTempTable",
+    "createGlobalTempView", "createOrReplaceGlobalTempView",
+)  # fmt: skip
+_LEAVE = (*_OUT_OF_SQL, *_VIEWS, "toLocalIterator", "checkpoint", "localCheckpoint", "writeTo", "mergeInto")
 # Attributes of frames (see `fusing`): how a tracked frame was made, and how the one below a derived frame was made.
 CHAIN, BELOW = "_acker_chain", "_acker_below"
 # Held while a frame is planned, so that two threads get the same plan. Planning a frame may plan the frame below it.
@@ -150,13 +154,23 @@ def _leaving_by(name: str) -> Callable[..., Any]:
     def call(df: BodyFrame, *args: Any, **kwargs: Any) -> Any:
         if name in _OUT_OF_SQL:
             _check_rows(df, name)
-        return getattr(df._leaving(), name)(*args, **kwargs)
+        leaving = _with_others(df) if name in _VIEWS else df._leaving()
+        return getattr(leaving, name)(*args, **kwargs)
 
     return call
 
 
 for _name in _LEAVE:
     setattr(BodyFrame, _name, _leaving_by(_name))
+
+
+def _with_others(df: BodyFrame) -> DataFrame:
+    """Return what :meth:`BodyFrame._leaving` returns. If its rows are followed, follow them in other frames, too."""
+    leaving = df._leaving()
+    if isinstance(leaving, FollowedFrame):
+        for batch in _steps_below(analyzed(df))[1]:
+            batch.keep_following(leaving._trail)
+    return leaving
 
 
 class BodyGroups(GroupedData):
@@ -178,10 +192,10 @@ class BodyGroups(GroupedData):
         return call
 
 
-def of_body(df: DataFrame, batch: Any, below: Any = None) -> DataFrame:
+def of_body(df: DataFrame, batch: Any, below: Any = None) -> BodyFrame:
     """Return ``df``, a plain Spark frame, as a body frame. ``batch``: its batch, or one of its batches. ``below``: how
     the tracked frame below it was made."""
-    body: DataFrame = remade(BodyFrame, df, _acker_batch=batch)
+    body: BodyFrame = remade(BodyFrame, df, _acker_batch=batch)
     setattr(body, BELOW, below)
     return body
 
@@ -367,13 +381,15 @@ def _calls_in(df: DataFrame, functions: Sequence[str]) -> str:
     return ", ".join(sorted(calls))
 
 
-def _register_acks(df: DataFrame, functions: Sequence[str]) -> None:
+def _register_acks(df: BodyFrame, functions: Sequence[str]) -> None:
     """Tell the batches below ``df`` that ``ack()`` columns with these functions were added to it."""
     acked, batches = _steps_below(analyzed(df))
     ack = Acked(tuple(functions), frozenset(node.function for node in acked), plain(df))
     # Every batch has to register the frame; any() over a generator would stop at the first batch that returns True.
     if any([batch.add_acked_frame(ack) for batch in batches]):  # noqa: C419
         batches[0].keep_cached(df)
+    # A statement may take the frame itself, as in `sql("... {rows}", rows=df)`.
+    _with_others(df)
 
 
 def _steps_below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
@@ -389,7 +405,9 @@ def _witness(df: DataFrame, plan: str) -> Witness:
     node = lineage.register("acks", "ack", *batches)
     note_store.keep_notes(node.tag)
     marks = [ACK] if ACK in plan else [each.function for each in acked if each.consumer is None]
-    witness = Witness(node.tag, (*marks, AGAIN + node.tag), note_store.note_writer)
+    # Other batches may have columns with the same function, and views at the same time.
+    step = acked[-1].function if acked else ""
+    witness = Witness(node.tag, (*marks, AGAIN + node.tag), note_store.note_writer, step)
     for batch in batches:
         batch.add_ack_witness([each.function for each in acked], witness)
     return witness

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.executions import Execution, Job, Ran
 from acker_client.spark.commit_evidence.graph import AGGREGATES, CUTS, GROUPING, ITERATING, Places, PlanPath
+from acker_client.spark.commit_evidence.witness import Write
 from acker_client.spark.driver.lineage import AGAIN
 from acker_client.spark.worker.notes import Note
 
@@ -26,11 +27,17 @@ _DID = {
     "Dataset.checkpoint": "checkpointed them",
 }
 
+_LEFT_OUT = "left its write out"
+_UNSEEN = "handed them to a writer of which Spark does not show what it read"
+
 # Failed executions with this method are ignored, because the client itself observes how an iterator ends.
 _ITERATES = "toPythonIterator"
 
 # Actions of RDDs whose jobs only look at rows, and deliver none.
 _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
+
+# Matches the functions that mark rows of sinks in a plan.
+_OF_SINKS = re.compile(rf"acker_sink_|{AGAIN}")
 
 # Matches Spark's "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
 _LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
@@ -53,6 +60,18 @@ class ActionFinder:
         found += [action for job in self.jobs if (action := self._of_job(job))]
         found += self._found_none(places)
         return sorted(found, key=lambda action: action.began_ms)
+
+    def unseen(self, writes: Iterable[Write], cut: Collection[str]) -> list[Action]:
+        """Return the writes that have returned although none of their executions shows the rows. ``cut``: the functions
+        that have left rows unread."""
+        found: list[Action] = []
+        for write in writes:
+            executions = [execution for execution in self.executions if execution.method == write.call]
+            if any(write.trail.is_in(execution.graph) for execution in executions) or not write.may_read:
+                continue
+            has_jobs = any(execution.has_jobs for execution in executions)
+            found.append(write.left_out(_UNSEEN if has_jobs else _LEFT_OUT, cut))
+        return found
 
     def is_pruned(self, places: Places) -> bool:
         """Whether Spark removed the rows from the plan of a delivering action, and no step may have cut them off."""
@@ -159,7 +178,7 @@ class ActionFinder:
         """Return why an execution that writes may have written nothing; "" if nothing points to that."""
         if not (execution.has_jobs or any(inner.has_jobs for inner in self._within(execution))):
             return "ran no job for its write"
-        return "left its write out" if execution.has_left_out else ""
+        return _LEFT_OUT if execution.has_left_out else ""
 
     def _within(self, execution: Execution) -> list[Execution]:
         """Return the executions that ran within this one. A command runs its query as a separate execution."""
@@ -212,12 +231,14 @@ class ActionFinder:
 
     def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[PlanPath], bool]:
         """Return the paths up from the scan of an RDD that holds these rows, and whether all rows were read."""
-        if "ExistingRDD" not in execution.plan:
+        if not places.may_be_in_rdds or "ExistingRDD" not in execution.plan:
             return [], False
         noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
         # A failed execution leaves no note. It may have read these rows, unless its plan names another sink's rows.
-        may_have_failed = execution.failure and AGAIN not in execution.plan and execution.graph.has(ITERATING)
-        if not (noted or may_have_failed):
+        # `failure` comes late, because it waits for the end of the execution.
+        if not noted and (
+            _OF_SINKS.search(execution.plan) or not execution.failure or not execution.graph.has(ITERATING)
+        ):
             return [], False
         return execution.graph.paths_from_nodes("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 
@@ -225,15 +246,20 @@ class ActionFinder:
         """Return the command that ran this execution as a part of itself (a write over JDBC does so); None if there is
         none.
 
-        In foreachBatch the root of all executions is the micro-batch, so the command's plan has to name the rows.
+        In foreachBatch the root of all executions is the micro-batch, so the command has to be one of the client's own
+        calls, or its plan has to name the rows.
         """
         if execution.root == execution.number:
             return None
         has_root = any(other.number == execution.root for other in self.executions)
         for other in self.executions:
             is_before = other.number < execution.number and other.root == execution.root
-            is_around = is_before and other.encloses(execution) and (has_root or places.are_in(other.plan))
-            if is_around and other.graph.writes:
+            if not is_before or not other.encloses(execution):
+                continue
+            # Executions within one of the client's own calls have the call site of that call.
+            is_own = other.method in places.calls
+            is_part = execution.method == other.method if is_own else has_root or places.are_in(other.plan)
+            if is_part and other.graph.writes:
                 return other
         return None
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,8 +29,9 @@ from acker_client.spark.commit_evidence.blame import is_mistake, is_of_the_progr
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Undelivered, judge, unknown
 from acker_client.spark.commit_evidence.executions import Executions
 from acker_client.spark.commit_evidence.graph import Places
+from acker_client.spark.commit_evidence.others import followed_too
 from acker_client.spark.commit_evidence.turns import waited_s
-from acker_client.spark.commit_evidence.witness import Witness, now_ms
+from acker_client.spark.commit_evidence.witness import Trail, Witness, now_ms
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.driver.query import run_uninterrupted
@@ -42,6 +44,9 @@ ACK_COLUMN = ("column", "ack()")
 
 EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"
 UNTAKEN = "no sink, ack() or Collector is done with it; use @sink or functions.ack()"
+
+# How many targets of swallowed failures a run remembers.
+SWALLOWED_MAX = 1000
 
 # Each step whose rows no sink and no other step took, with the actions on its rows through an `ack()` column.
 Acks = Sequence[tuple[lineage.Node, Sequence[Action]]]
@@ -56,7 +61,8 @@ class Once:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: set[tuple[str, str]] = set()
-        self._swallowed: set[tuple[str, str]] = set()
+        # Bounded, because a place may name its batch.
+        self._swallowed = deque[tuple[str, str]](maxlen=SWALLOWED_MAX)
 
     def remember(self, kind: str, name: str) -> None:
         """Remember that the rows of ``kind`` ``name`` (such as ``"sink", "save"``) were evaluated more than once."""
@@ -77,14 +83,16 @@ class Once:
             return (kind, name) in self._names
 
     def log_swallowed(self, sink: str, actions: Sequence[Action]) -> None:
-        """Log the failed ``actions`` whose exceptions ``sink`` swallowed. Each target is logged once in a run."""
+        """Log the failed ``actions`` whose exceptions ``sink`` swallowed. Each target is logged once in a run, unless
+        ``SWALLOWED_MAX`` others have failed since."""
         for action in actions:
             place = action.target.place
             if not action.failure:
                 continue
             with self._lock:
                 is_new = (sink, place) not in self._swallowed
-                self._swallowed.add((sink, place))
+                if is_new:
+                    self._swallowed.append((sink, place))
             if is_new:
                 text = action.traceback or action.failure
                 _logger.warning("sink %r swallowed the failure of %s:\n%s", sink, place or action.did, text)
@@ -194,6 +202,7 @@ class SinkEvidence:
         """
         actions = [action for witness in self.witnesses for action in witness.actions(places.cut)]
         actions += finder.actions(places)
+        actions += _unseen(self.witnesses, places, finder, actions)
         if not any(action.is_delivery for action in actions):
             actions += [action for witness in self.witnesses for action in witness.deliveries_of_none(places.cut)]
         actions.sort(key=lambda action: action.began_ms)
@@ -233,7 +242,8 @@ class SinkEvidence:
         nodes, witnesses = self.nodes, self.witnesses
         tags = list(dict.fromkeys(node.tag for node in nodes))
         functions = [*dict.fromkeys(node.function for node in nodes), *(AGAIN + tag for tag in tags)]
-        return _places(functions, self._note_store.of(tags), witnesses)
+        places = _places(functions, self._note_store.of(tags), witnesses)
+        return replace(places, may_be_in_rdds=any(witness.has_rdds for witness in witnesses))
 
 
 def job_tag_of(node: lineage.Node) -> str:
@@ -266,6 +276,7 @@ class BatchEvidence:
         # The witnesses of rows behind an ack() column, each with the functions of the steps that made these rows.
         self._ack_witnesses: list[tuple[Sequence[str], Witness]] = []
         self._cached: list[DataFrame] = []
+        self._following = ExitStack()
         # Why roots of the batch are unfinished, as far as the driver knows; "" if it knows no reason.
         self.unfinished_because = ""
         self.is_released = False
@@ -357,6 +368,12 @@ class BatchEvidence:
         with self._lock:
             self._ack_witnesses.append((functions, witness))
 
+    def keep_following(self, trail: Trail) -> None:
+        """Follow every frame that holds rows of ``trail``, and watch statements over them, until :meth:`release`."""
+        with self._lock:
+            if not self.is_released:
+                self._following.enter_context(followed_too(trail))
+
     def judge(self) -> BaseException | None:
         """Return why the batch must not be settled as *done*; None if it may be.
 
@@ -435,8 +452,9 @@ class BatchEvidence:
         """
         with self._lock:
             cached, self._cached = self._cached, []
-        self.is_released = True
+            self.is_released = True
         with CleanUp() as steps:
+            steps.add(self._following.close)
             steps.add(self._end_work)
             steps.add(self._forget_notes)
             for df in cached:
@@ -561,6 +579,7 @@ class BatchEvidence:
             acks = replace(_places([ACK], notes, seen), below=node.function)
         actions = finder.actions(acks) if acks.partitions or any(map(finder.names, acks.functions)) else []
         actions += [action for witness in seen for action in witness.actions(acks.cut)]
+        actions += _unseen(seen, acks, finder, actions)
         return sorted(actions, key=lambda action: action.began_ms)
 
     def _read_what_was_pruned(self, acked: Acked, finder: ActionFinder) -> SinkFailed | None:
@@ -581,6 +600,16 @@ def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence
     partitions = {rdd: count for witness in witnesses for rdd, count in witness.partitions().items()}
     calls = {call: target for witness in witnesses for call, target in witness.calls.items()}
     return Places(tuple(functions), notes, partitions, calls=calls)
+
+
+def _unseen(
+    witnesses: Sequence[Witness], places: Places, finder: ActionFinder, actions: Sequence[Action]
+) -> list[Action]:
+    """Return the writes of ``witnesses`` that Spark does not show, unless one of ``actions`` has delivered the same rows
+    to the same place. Then they were left out because the rows are there."""
+    delivered = [action.target for action in actions if action.is_delivery]
+    found = finder.unseen([write for witness in witnesses for write in witness.writes], places.cut)
+    return [action for action in found if action.target not in delivered]
 
 
 def _was_evaluated_again(evidence: SinkEvidence, places: Places, finder: ActionFinder) -> bool:

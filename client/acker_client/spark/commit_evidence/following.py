@@ -108,6 +108,7 @@ class FollowedFrame(_Followed, ClassicFrame):
     def _rows(self, rdd: RDD[Any], step: str) -> RDD[Any]:
         """Follow ``rdd``, which ``step`` made from this frame."""
         trail = self._trail.through(self)
+        trail.witness.has_rdds = True
         if not trail.unread:
             rdd = trail.witness.watch_rdd(rdd, notes_empty=not trail.functions)
         followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
@@ -193,6 +194,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         """
         trail = self._trail.through(self)
         if trail.unread:
+            trail.witness.has_rdds = True
             partial: DataFrame = follow(df, trail)
             return partial
         schema = df.schema
@@ -258,13 +260,14 @@ class _FollowedWrites(_Followed):
         try:
             with (
                 turns.turn(self._place(name, args, kwargs), trail.witness.waits),
-                trail.witness.delivering(df.sparkSession.sparkContext, target),
+                trail.witness.delivering(df.sparkSession.sparkContext, target) as call,
             ):
                 value = method(*args, **kwargs)
         except Exception as error:
             trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
             raise
         trail.witness.record_return(df, "wrote them", began_ms, target, trail)
+        trail.witness.record_write(call, [df], began_ms, target, trail)
         return value
 
     def _place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

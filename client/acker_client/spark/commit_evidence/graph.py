@@ -84,7 +84,8 @@ class Places:
     a node below that node must run. ``step``: if set, a plan counts only if it also names this function, or names the
     function that marks checkpointed rows. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
     partitions of each watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the
-    call site that the executions within a call have.
+    call site that the executions within a call have. ``may_be_in_rdds``: whether the program may have made an RDD of the
+    rows, so that a plan does not show them.
     """
 
     functions: tuple[str, ...]
@@ -93,6 +94,7 @@ class Places:
     below: str = ""
     step: str = ""
     calls: Mapping[str, Target] = field(default_factory=dict)
+    may_be_in_rdds: bool = True
 
     @property
     def cut(self) -> frozenset[str]:

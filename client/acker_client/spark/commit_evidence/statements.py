@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from acker_client.spark.commit_evidence.evidence import Target
+from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed
 from acker_client.spark.commit_evidence.turns import table_of, turn
 from acker_client.spark.commit_evidence.witness import Trail, frame_step, names_step, now_ms
@@ -27,8 +28,12 @@ _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace
 _VIEW = re.compile(
     r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?(?:`([^`]+)`|(\w+))", re.IGNORECASE
 )
+# The begin of a script, behind comments and a label, and what may keep a script from a write without an error.
+_SCRIPT = re.compile(r"(\s|--.*\n|/\*((?!\*/)[\s\S])*\*/)*((\w+|`[^`]+`)\s*:\s*)?begin\b", re.IGNORECASE)
+_HIDES = re.compile(r"\bhandler\b|\btable\s+if\s+not\s+exists\b[^;]*\bselect\b", re.IGNORECASE)
 # The plan nodes of statements that contain a query.
 _HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
+_MAY_HIDE = "ran a script with a handler, or with CREATE TABLE IF NOT EXISTS, which may have left a write out"
 # Messages name a statement by this many characters of its text.
 _PLACE_CHARS = 80
 
@@ -40,15 +45,16 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
     def run(*args: Any, **kwargs: Any) -> Any:
         text = str(args[0] if args else kwargs["sqlQuery"])
         views = _views(trails(), spark, text)
-        uses = [(trail, (*views[trail], *_given(trail, kwargs))) for trail in views]
+        frames = {trail: _given(trail, kwargs) for trail in views}
+        uses = [(trail, (*views[trail], *map(frame_step, frames[trail]))) for trail in views]
         over = [(trail, used) for trail, used in uses if used]
         if not over:
             return sql(*args, **kwargs)
-        began_ms, delivers = now_ms(), bool(_DELIVERS.search(text))
+        began_ms, delivers, is_script = now_ms(), bool(_DELIVERS.search(text)), bool(_SCRIPT.match(text))
         place = f"SQL {' '.join(text.split())[:_PLACE_CHARS]}"
         given = repr((args, [(key, repr(kwargs[key])) for key in sorted(kwargs)]))
-        plan = _analysed(spark, text) if delivers else ()
-        where = None if plan is None else (names_step(spark), given, plan)
+        found = _analysed(spark, text) if delivers else None
+        where = None if found is None else (names_step(spark), given, found.key)
         targets = [
             (trail, Target.unlike(place) if where is None else trail.target(place, "sql", where, used))
             for trail, used in over
@@ -56,9 +62,10 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
         with ExitStack() as stack:
             if delivers:
                 stack.enter_context(turn(table_of(text), over[0][0].witness.waits))
+            if delivers and not is_script:
                 # A statement has one call site, so it can lead to the first sink only. For the other sinks, the plan
-                # shows their rows.
-                stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
+                # shows their rows. A script has several targets.
+                call = stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
             try:
                 made = sql(*args, **kwargs)
             except Exception as error:
@@ -66,16 +73,31 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
                     for trail, target in targets:
                         trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
                 raise
-        for trail, _ in over:
+        for trail, target in targets:
+            if delivers and not is_script and (found is None or found.query is not None):
+                rows = frames[trail] if found is None else [found.query]
+                trail.witness.record_write(call, rows, began_ms, target, trail)
+            if delivers and is_script and _HIDES.search(text):
+                doubt = Action(_MAY_HIDE, True, False, began_ms, now_ms(), "", Target.unlike(place), is_doubtful=True)
+                trail.witness.record(doubt, trail)
             trail.witness.views.update({"".join(name).lower(): new_tag() for name in _VIEW.findall(text)})
         return made
 
     return run
 
 
-def _analysed(spark: SparkSession, text: str) -> Hashable | None:
-    """Analyse the query of a statement (else the statement itself), without running it. Return a key that is equal for
-    two statements that do the same; None if Spark refuses the query, or the query has parameters.
+@dataclass(frozen=True, slots=True)
+class _Analysed:
+    """A statement that Spark has analysed. ``key``: equal for two statements that do the same; ``query``: the rows that
+    the statement writes, None if it is no query that is written."""
+
+    key: Hashable
+    query: DataFrame | None
+
+
+def _analysed(spark: SparkSession, text: str) -> _Analysed | None:
+    """Analyse the query of a statement (else the statement itself), without running it. Return None if Spark refuses
+    the query, or the query has parameters.
 
     The key leaves out the target, whose table may not exist at first: the caller compares the statement's text.
     """
@@ -84,14 +106,17 @@ def _analysed(spark: SparkSession, text: str) -> Hashable | None:
     try:
         parsed = state.sqlParser().parsePlan(text)
         if str(parsed.getClass().getSimpleName()) in _HAVE_QUERIES:
-            parsed = parsed.query()
-        plan = state.executePlan(parsed, getattr(state, "executePlan$default$2")()).analyzed()
+            dataset: Any = getattr(spark._jvm, "org.apache.spark.sql.classic.Dataset")
+            query = ClassicFrame(dataset.ofRows(spark._jsparkSession, parsed.query()), spark)
+            plan = query._jdf.queryExecution().analyzed()
+        else:
+            query, plan = None, state.executePlan(parsed, getattr(state, "executePlan$default$2")()).analyzed()
     except Exception:  # noqa: BLE001  # the statement itself will raise the same
         return None
     # Spark's hash leaves out the queries of a command that is a leaf.
-    queries = [query.semanticHash() for query in each(plan.innerChildren())]
+    queries = [inner.semanticHash() for inner in each(plan.innerChildren())]
     is_leaf = plan.children().isEmpty() and bool(queries)
-    return tuple(queries) if is_leaf else (plan.semanticHash(),)
+    return _Analysed(tuple(queries) if is_leaf else (plan.semanticHash(),), query)
 
 
 def _views(trails: Sequence[Trail], spark: SparkSession, text: str) -> dict[Trail, list[Hashable]]:
@@ -113,9 +138,9 @@ def _is_in(spark: SparkSession, trail: Trail, view: str) -> bool:
     return session is not None and (session is spark or bool(session._jsparkSession == spark._jsparkSession))
 
 
-def _given(trail: Trail, kwargs: dict[str, Any]) -> list[Hashable]:
-    """Return the frames of a trail's rows that a statement has as arguments, as :func:`_views` returns views."""
-    return [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
+def _given(trail: Trail, kwargs: dict[str, Any]) -> list[Any]:
+    """Return the frames of a trail's rows that a statement has as arguments."""
+    return [value for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
 
 
 def _names(text: str, view: str) -> bool:

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.error_text import shorten
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target
-from acker_client.spark.commit_evidence.graph import Graph, Places
+from acker_client.spark.commit_evidence.graph import Graph, Places, PlanPath
 from acker_client.spark.commit_evidence.turns import TurnWait
 from acker_client.spark.driver.lineage import JOB_TAG, new_tag
 from acker_client.spark.driver.session import CALL_SITE
@@ -47,13 +47,37 @@ _LIMITS_OR_GROUPS = re.compile(
 _FOUND_NONE = ("RDD is empty", "Can not reduce() empty RDD")
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write by a call that has returned. Spark's stores show it, unless Spark has left it out.
+
+    ``action``: the write, if it was not left out; ``call``: the call site of its executions; ``frames``: the frames that
+    may hold its rows, () if they are unknown.
+    """
+
+    action: Action
+    call: str
+    frames: Sequence[DataFrame]
+    trail: Trail
+
+    def left_out(self, did: str, cut: Collection[str]) -> Action:
+        """Return the action of a write that may have been left out. ``did``: what happened to the rows instead."""
+        doubt = replace(self.action, did=did, is_whole=False, is_doubtful=True)
+        return _partial(doubt, self.trail, cut) if self.trail.is_cut(cut) else doubt
+
+    @property
+    def may_read(self) -> bool:
+        """Whether Spark may have to read rows of the sink for it."""
+        return not self.frames or any(map(self.trail.may_be_in, self.frames))
+
+
 class Witness:
     """The actions that the client sees during one run of a sink. ``tag``: the tag of the sink's step; ``functions``:
-    names of functions that mark the sink's rows in a plan. Thread-safe."""
+    names of functions that mark the sink's rows in a plan; ``step``: as in :class:`Places`. Thread-safe."""
 
-    def __init__(self, tag: str, functions: tuple[str, ...], note_writer: NoteWriter) -> None:
+    def __init__(self, tag: str, functions: tuple[str, ...], note_writer: NoteWriter, step: str = "") -> None:
         self.tag = tag
-        self.places = Places(functions)
+        self.places = Places(functions, step=step)
         self.note_writer = note_writer
         # Targets of the client's own calls, by the call site that their executions carry.
         self.calls: dict[str, Target] = {}
@@ -62,13 +86,22 @@ class Witness:
         # The sessions of those views that no other session sees.
         self.view_sessions: dict[str, SparkSession] = {}
         self.waits = list[TurnWait]()
+        # Whether an RDD was made of the sink's rows, or a checkpoint that does not show them.
+        self.has_rdds = False
         self._lock = threading.Lock()
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
         self._seen: list[tuple[Action, Trail]] = []
         # Deliveries of frames by calls that have returned. Usually Spark's stores show them.
         self._returned: list[tuple[DataFrame, Action, Trail, re.Pattern[str]]] = []
+        self._writes: list[Write] = []
         self._running: list[Action] = []
+
+    @property
+    def writes(self) -> list[Write]:
+        """The writes whose calls have returned."""
+        with self._lock:
+            return list(self._writes)
 
     def actions(self, cut: Collection[str]) -> list[Action]:
         """Return the actions that the client's own calls have shown. ``cut``: the functions that have left rows
@@ -130,6 +163,13 @@ class Witness:
         with self._lock:
             self._returned.append((df, action, trail, _LIMITS_OR_GROUPS if collects else _LIMITS))
 
+    def record_write(self, call: str, frames: Sequence[DataFrame], began_ms: float, target: Target, trail: Trail) -> None:
+        """Record that a call has returned that writes rows of ``frames``, to which ``trail`` leads. ``call``: as
+        :meth:`delivering` has yielded it."""
+        action = Action("wrote them", True, True, began_ms, now_ms(), "", target)
+        with self._lock:
+            self._writes.append(Write(action, call, frames, trail))
+
     def deliveries_of_none(self, cut: Collection[str]) -> list[Action]:
         """Return the deliveries of frames of which Spark knew, without running anything, that they have no rows.
 
@@ -165,15 +205,16 @@ class Witness:
                 raise
 
     @contextmanager
-    def delivering(self, context: SparkContext, target: Target) -> Iterator[None]:
-        """While the block runs, mark what this thread executes as a delivery to ``target``."""
+    def delivering(self, context: SparkContext, target: Target) -> Iterator[str]:
+        """While the block runs, mark what this thread executes as a delivery to ``target``. Yields the mark, which is
+        the call site of these executions."""
         call, (_, key) = f"acker-delivery-{new_tag()}", CALL_SITE
         before = context.getLocalProperty(key)
         with self._lock:
             self.calls[call] = target
         context.setLocalProperty(key, call)
         try:
-            yield
+            yield call
         finally:
             context.setLocalProperty(key, before)  # type: ignore[arg-type]  # None removes it
 
@@ -237,8 +278,7 @@ class Trail:
 
     def through(self, df: DataFrame) -> Trail:
         """Return the trail of ``df``, from the plan that Spark has made for it."""
-        graph = Graph.of(df)
-        paths = graph.paths_from_nodes("Scan ExistingRDD") if self.steps else graph.paths_from(self.witness.places)
+        paths = self._paths(Graph.of(df))
         if not paths:
             if _is_empty(df, _LIMITS):
                 return replace(self, is_empty=True)
@@ -251,6 +291,20 @@ class Trail:
             functions=self.functions.union(*(path.reads for path in paths)),
             aggregates=self.aggregates or all(path.aggregates for path in paths),
         )
+
+    def is_in(self, graph: Graph) -> bool:
+        """Whether a plan shows the rows, or shows that Spark has removed them."""
+        return bool(self._paths(graph) or graph.removed_paths(self.witness.places))
+
+    def may_be_in(self, df: DataFrame) -> bool:
+        """Whether Spark's plan of a frame shows the rows; True if Spark cannot plan the frame."""
+        try:
+            return self.is_in(Graph.of(df))
+        except (Py4JError, PySparkException):
+            return True
+
+    def _paths(self, graph: Graph) -> list[PlanPath]:
+        return graph.paths_from_nodes("Scan ExistingRDD") if self.steps else graph.paths_from(self.witness.places)
 
     def leaving_unread(self, what: str) -> Trail:
         """Return the trail behind a step that need not have read all rows. ``what``: the step, for messages."""
