@@ -340,7 +340,7 @@ def _script(body: str) -> Callable[[DataFrame, str], None]:
         no_room(rows).createOrReplaceTempView("broken")
         for table in ("script_main", "script_archive"):
             rows.limit(0).write.mode("overwrite").saveAsTable(table)
-        spark.sql(f"/* two tables */ save: begin {body} end")
+        spark.sql(f"/* two tables */ begin {body} end")
 
     return run
 
@@ -926,6 +926,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         )
         for name, query, given in [
             ("a table in SQL", "select * from v", lambda rows: {}),
+            ("a table in SQL of an RDD's frame", "select * from {rows}", lambda rows: {"rows": rows.rdd.toDF()}),
             ("a table in SQL of a frame", "select * from {rows}", lambda rows: {"rows": rows}),
             ("a table in SQL with a parameter", "select * from v where number >= :n", lambda rows: {"args": {"n": 0}}),
         ]

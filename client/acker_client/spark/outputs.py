@@ -90,7 +90,7 @@ def delta_options(batch: BatchOfOutput, write: str = "") -> dict[str, str]:
     first write was committed without the driver's knowledge. The app is the run of the source, the version is the
     number of the batch. A source with ``concurrency=n`` has n apps, since a batch may be written before one with a
     lower number. ``write`` names each write of a batch that writes more than once into one table; without ``write``,
-    Delta would skip all writes but the first.
+    Delta would skip all writes but the first, and the batch is not done.
     """
     run, _, number = batch.id.rpartition("-")
     app = f"{run}.{batch.lane}" if batch.lane else run

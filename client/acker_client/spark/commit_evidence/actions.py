@@ -28,7 +28,7 @@ _DID = {
 }
 
 _LEFT_OUT = "left its write out"
-_UNSEEN = "handed them to a writer of which Spark does not show what it read"
+_UNSEEN = "called a writer that has left its write out, or of which Spark does not show what it read"
 
 # Failed executions with this method are ignored, because the client itself observes how an iterator ends.
 _ITERATES = "toPythonIterator"
@@ -67,11 +67,20 @@ class ActionFinder:
         found: list[Action] = []
         for write in writes:
             executions = [execution for execution in self.executions if execution.method == write.call]
-            if any(write.trail.is_in(execution.graph) for execution in executions) or not write.may_read:
-                continue
-            has_jobs = any(execution.has_jobs for execution in executions)
-            found.append(write.left_out(_UNSEEN if has_jobs else _LEFT_OUT, cut))
+            if self._needs_rows(write, executions):
+                has_jobs = any(execution.has_jobs for execution in executions)
+                found.append(write.left_out(_UNSEEN if has_jobs else _LEFT_OUT, cut))
         return found
+
+    def _needs_rows(self, write: Write, executions: Sequence[Execution]) -> bool:
+        """Whether a write may need the rows, although none of its ``executions`` shows them."""
+        trail = write.trail
+        if any(trail.is_in(execution.graph) for execution in executions):
+            return False
+        if write.rows is not None:
+            return trail.may_be_in(write.rows)
+        # The text of a command shows its query, also if the command has left it out.
+        return any(trail.is_named_in(execution.plan) or execution.is_cut_off for execution in executions)
 
     def is_pruned(self, places: Places) -> bool:
         """Whether Spark removed the rows from the plan of a delivering action, and no step may have cut them off."""

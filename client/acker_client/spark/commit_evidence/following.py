@@ -267,7 +267,7 @@ class _FollowedWrites(_Followed):
             trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
             raise
         trail.witness.record_return(df, "wrote them", began_ms, target, trail)
-        trail.witness.record_write(call, [df], began_ms, target, trail)
+        trail.witness.record_write(call, df, began_ms, target, trail)
         return value
 
     def _place(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -45,8 +45,7 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
     def run(*args: Any, **kwargs: Any) -> Any:
         text = str(args[0] if args else kwargs["sqlQuery"])
         views = _views(trails(), spark, text)
-        frames = {trail: _given(trail, kwargs) for trail in views}
-        uses = [(trail, (*views[trail], *map(frame_step, frames[trail]))) for trail in views]
+        uses = [(trail, (*views[trail], *_given(trail, kwargs))) for trail in views]
         over = [(trail, used) for trail, used in uses if used]
         if not over:
             return sql(*args, **kwargs)
@@ -75,8 +74,7 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
                 raise
         for trail, target in targets:
             if delivers and not is_script and (found is None or found.query is not None):
-                rows = frames[trail] if found is None else [found.query]
-                trail.witness.record_write(call, rows, began_ms, target, trail)
+                trail.witness.record_write(call, found and found.query, began_ms, target, trail)
             if delivers and is_script and _HIDES.search(text):
                 doubt = Action(_MAY_HIDE, True, False, began_ms, now_ms(), "", Target.unlike(place), is_doubtful=True)
                 trail.witness.record(doubt, trail)
@@ -138,9 +136,9 @@ def _is_in(spark: SparkSession, trail: Trail, view: str) -> bool:
     return session is not None and (session is spark or bool(session._jsparkSession == spark._jsparkSession))
 
 
-def _given(trail: Trail, kwargs: dict[str, Any]) -> list[Any]:
-    """Return the frames of a trail's rows that a statement has as arguments."""
-    return [value for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
+def _given(trail: Trail, kwargs: dict[str, Any]) -> list[Hashable]:
+    """Return the frames of a trail's rows that a statement has as arguments, as :func:`_views` returns views."""
+    return [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
 
 
 def _names(text: str, view: str) -> bool:

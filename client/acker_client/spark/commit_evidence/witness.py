@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.error_text import shorten
 from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target
-from acker_client.spark.commit_evidence.graph import Graph, Places, PlanPath
+from acker_client.spark.commit_evidence.graph import Graph, Places
 from acker_client.spark.commit_evidence.turns import TurnWait
 from acker_client.spark.driver.lineage import JOB_TAG, new_tag
 from acker_client.spark.driver.session import CALL_SITE
@@ -51,24 +51,19 @@ _FOUND_NONE = ("RDD is empty", "Can not reduce() empty RDD")
 class Write:
     """A write by a call that has returned. Spark's stores show it, unless Spark has left it out.
 
-    ``action``: the write, if it was not left out; ``call``: the call site of its executions; ``frames``: the frames that
-    may hold its rows, () if they are unknown.
+    ``action``: the write, if it was not left out; ``call``: the call site of its executions; ``rows``: what it writes,
+    None if the client does not know.
     """
 
     action: Action
     call: str
-    frames: Sequence[DataFrame]
+    rows: DataFrame | None
     trail: Trail
 
     def left_out(self, did: str, cut: Collection[str]) -> Action:
         """Return the action of a write that may have been left out. ``did``: what happened to the rows instead."""
         doubt = replace(self.action, did=did, is_whole=False, is_doubtful=True)
         return _partial(doubt, self.trail, cut) if self.trail.is_cut(cut) else doubt
-
-    @property
-    def may_read(self) -> bool:
-        """Whether Spark may have to read rows of the sink for it."""
-        return not self.frames or any(map(self.trail.may_be_in, self.frames))
 
 
 class Witness:
@@ -163,12 +158,12 @@ class Witness:
         with self._lock:
             self._returned.append((df, action, trail, _LIMITS_OR_GROUPS if collects else _LIMITS))
 
-    def record_write(self, call: str, frames: Sequence[DataFrame], began_ms: float, target: Target, trail: Trail) -> None:
-        """Record that a call has returned that writes rows of ``frames``, to which ``trail`` leads. ``call``: as
-        :meth:`delivering` has yielded it."""
+    def record_write(self, call: str, rows: DataFrame | None, began_ms: float, target: Target, trail: Trail) -> None:
+        """Record that a call has returned that writes ``rows``, to which ``trail`` leads; None: it is unknown what it
+        writes. ``call``: as :meth:`delivering` has yielded it."""
         action = Action("wrote them", True, True, began_ms, now_ms(), "", target)
         with self._lock:
-            self._writes.append(Write(action, call, frames, trail))
+            self._writes.append(Write(action, call, rows, trail))
 
     def deliveries_of_none(self, cut: Collection[str]) -> list[Action]:
         """Return the deliveries of frames of which Spark knew, without running anything, that they have no rows.
@@ -278,7 +273,8 @@ class Trail:
 
     def through(self, df: DataFrame) -> Trail:
         """Return the trail of ``df``, from the plan that Spark has made for it."""
-        paths = self._paths(Graph.of(df))
+        graph = Graph.of(df)
+        paths = graph.paths_from_nodes("Scan ExistingRDD") if self.steps else graph.paths_from(self.witness.places)
         if not paths:
             if _is_empty(df, _LIMITS):
                 return replace(self, is_empty=True)
@@ -293,8 +289,14 @@ class Trail:
         )
 
     def is_in(self, graph: Graph) -> bool:
-        """Whether a plan shows the rows, or shows that Spark has removed them."""
-        return bool(self._paths(graph) or graph.removed_paths(self.witness.places))
+        """Whether a plan may show the rows, or shows that Spark has removed them."""
+        places, has_rdds = self.witness.places, self.witness.has_rdds
+        is_shown = bool(graph.paths_from(places) or graph.removed_paths(places))
+        return is_shown or (has_rdds and graph.has({"Scan ExistingRDD"}))
+
+    def is_named_in(self, plan: str) -> bool:
+        """Whether the text of a plan may be one over the rows."""
+        return self.witness.places.are_in(plan) or (self.witness.has_rdds and "RDD" in plan)
 
     def may_be_in(self, df: DataFrame) -> bool:
         """Whether Spark's plan of a frame shows the rows; True if Spark cannot plan the frame."""
@@ -302,9 +304,6 @@ class Trail:
             return self.is_in(Graph.of(df))
         except (Py4JError, PySparkException):
             return True
-
-    def _paths(self, graph: Graph) -> list[PlanPath]:
-        return graph.paths_from_nodes("Scan ExistingRDD") if self.steps else graph.paths_from(self.witness.places)
 
     def leaving_unread(self, what: str) -> Trail:
         """Return the trail behind a step that need not have read all rows. ``what``: the step, for messages."""
