@@ -440,6 +440,29 @@ def _halves(rows: DataFrame, part: Callable[[Any], Any]) -> Any:
     return rows.sparkSession.sparkContext.union([first, part(second)])
 
 
+def _frame_of_halves(rows: DataFrame, part: Callable[[DataFrame], Any]) -> DataFrame:
+    """Return a frame from a union of the RDDs of two halves. ``part`` makes the second RDD, which may lack rows."""
+    rows, spark = rows.select("number", "word"), rows.sparkSession
+    first, second = rows.where("word like 'a%'").rdd, part(rows.where("word like 'b%'"))
+    return spark.createDataFrame(spark.sparkContext.union([first, second]), rows.schema)
+
+
+def _piped(rows: DataFrame) -> Any:
+    return rows.rdd.map(lambda row: row.word).pipe("head -n 2").map(lambda word: (0, word))
+
+
+def _part_of_a_view_of_an_rdd(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    spark.createDataFrame(rows.rdd.map(tuple), rows.schema).createOrReplaceTempView("v")
+    return spark.createDataFrame(_one_a_partition(spark.table("v").rdd), rows.schema)
+
+
+def _frame_of_joined(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    joined = rows.join(spark.createDataFrame([(number,) for number in range(40)], "number long"), "number")
+    return spark.createDataFrame(joined.rdd.map(tuple), joined.schema)
+
+
 def _ignored(rows: DataFrame, place: str) -> None:
     rows.sparkSession.range(1).write.parquet(place)
     rows.write.mode("ignore").parquet(place)
@@ -490,6 +513,14 @@ class StoppingWriter(DataSourceWriter):
 def _python_source(rows: DataFrame) -> None:
     rows.sparkSession.dataSource.register(StoppingSource)
     rows.write.format("stopping").mode("append").save()
+
+
+def _python_table(rows: DataFrame) -> None:
+    spark = rows.sparkSession
+    spark.dataSource.register(StoppingSource)
+    spark.sql("drop table if exists stopping_table")
+    spark.sql("create table stopping_table using stopping")
+    rows.select("number", "word").write.insertInto("stopping_table")
 
 
 class Skipping:
@@ -685,6 +716,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
     "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
     "a frame from an RDD": lambda rows, _: noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
+    "a frame from an RDD of rows joined with a table of a list": lambda rows, _: noop(_frame_of_joined(rows)),
     "a frame from an RDD behind a function": lambda rows, _: noop(
         rows.sparkSession.createDataFrame(rows.mapInArrow(every_batch, rows.schema).rdd, rows.schema)
     ),
@@ -695,7 +727,12 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "a cache, written": lambda rows, _: (rows.cache(), rows.count(), noop(rows)),
     "a filter, written": lambda rows, _: noop(rows.where("number > 30")),
+    "rows without duplicates of a number, written": lambda rows, _: noop(rows.dropDuplicates(["number"])),
+    "some sums, written": lambda rows, _: noop(rows.groupBy("number").agg(F.sum("number"), F.first("word")).limit(3)),
     "an aggregate, written": lambda rows, _: noop(rows.groupBy("number").count()),
+    "session windows, written": lambda rows, _: noop(
+        rows.groupBy(F.session_window(F.timestamp_seconds("number"), "5 seconds")).count()
+    ),
     "the top of an aggregate, written": lambda rows, _: noop(rows.groupBy("number").count().orderBy("count").limit(3)),
     "mapInArrow, written": lambda rows, _: noop(rows.select("word").mapInArrow(every_batch, "word string")),
     "mapInPandas, written": lambda rows, _: noop(rows.mapInPandas(every_batch, rows.schema)),
@@ -934,6 +971,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "checkpoint, then ignored": (lambda rows, place: _ignored(rows.localCheckpoint(), place), "ran no job"),
     "a partition that is there": (_static_partition, "ran no job"),
     "a Python data source that stops": (lambda rows, _: _python_source(rows), "stopping"),
+    "a table of a Python data source that stops": (lambda rows, _: _python_table(rows), "stopping"),
     "a UDTF that skips the rest": (lambda rows, place: _table_function(rows).write.parquet(place), "PythonUDTF"),
     "a pipe": (lambda rows, place: rows.rdd.map(str).pipe("head -n 2").saveAsTextFile(place), "piped them"),
     "a piece of an Arrow batch": (
@@ -970,6 +1008,18 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "count, then limit, written": (lambda rows, _: (rows.count(), noop(rows.limit(10))), "counted them and wrote 10"),
     "the first of an order, written": (lambda rows, _: noop(rows.orderBy("number").limit(10)), "wrote 10"),
     "limit of a distinct, written": (lambda rows, _: noop(rows.distinct().limit(10)), "wrote 10"),
+    "limit of rows without duplicates of a number, written": (
+        lambda rows, _: noop(rows.dropDuplicates(["number"]).limit(10)),
+        "wrote 10",
+    ),
+    "limit of an exceptAll, written": (
+        lambda rows, _: noop(rows.exceptAll(rows.where("number < 3")).limit(10)),
+        "wrote 10",
+    ),
+    "limit of an intersectAll, written": (
+        lambda rows, _: noop(rows.intersectAll(rows.where("number > 3")).limit(10)),
+        "wrote 10",
+    ),
     "limit, cached and written": (lambda rows, _: noop(rows.limit(10).cache()), "wrote 10"),
     "limit, checkpointed and written": (lambda rows, _: noop(rows.limit(10).localCheckpoint()), "it "),
     "a checkpoint": (lambda rows, _: rows.localCheckpoint(), "checkpointed them"),
@@ -1083,6 +1133,18 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: noop(rows.where("number < 20").union(rows.where("number >= 20").limit(5))),
         "wrote 5",
     ),
+    "a limit behind a checkpoint in one leg of a union": (
+        lambda rows, _: noop(rows.where("number < 20").union(rows.where("number >= 20").limit(5).localCheckpoint())),
+        "wrote a part",
+    ),
+    "a look at a checkpoint behind an offset that leaves nothing": (
+        lambda rows, _: rows.offset(1000).localCheckpoint().count(),
+        "checkpointed them",
+    ),
+    "a look at a checkpoint behind a function that reads nothing": (
+        lambda rows, _: rows.mapInArrow(unread, rows.schema).localCheckpoint().count(),
+        "counted them",
+    ),
     "mapInArrow of one batch, by a function whose name ends like a watched one": (
         lambda rows, _: noop(rows.mapInArrow(one_batch_202401151230, rows.schema)),
         "need not have read them all",
@@ -1173,6 +1235,23 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "a union by an RDD of theirs with one that stops early": (
         lambda rows, place: rows.rdd.union(rows.rdd.mapPartitions(one_batch)).saveAsTextFile(place),  # type: ignore[arg-type]
         "read a part",
+    ),
+    "a frame from a union of RDDs of which one is limited": (
+        lambda rows, _: noop(_frame_of_halves(rows, lambda half: half.limit(10).rdd)),
+        "read a part (",
+    ),
+    "a frame from a union of RDDs of which one is piped": (
+        lambda rows, _: noop(_frame_of_halves(rows, _piped)),
+        "piped them",
+    ),
+    "a frame from an RDD that is read in part, over a view of another frame from an RDD": (
+        lambda rows, _: noop(_part_of_a_view_of_an_rdd(rows)),
+        "Scan ExistingRDD",
+    ),
+    "a frame from an RDD that is piped": (lambda rows, _: noop(_piped(rows).toDF(["number", "word"])), "piped them"),
+    "a view of a frame from a union of RDDs of which one is limited, written in SQL": (
+        lambda rows, place: _sql(_frame_of_halves(rows, lambda half: half.limit(10).rdd), place),
+        "read a part (",
     ),
     "a merge into a name that cannot be, then an archive": (
         lambda rows, place: (

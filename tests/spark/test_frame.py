@@ -104,6 +104,19 @@ def test_every_row_of_a_frame_is_acked_or_in_the_dead_letters_under_its_key_and_
     assert not is_persisted(df)
 
 
+def test_a_frame_that_a_sink_makes_from_an_rdd_counts_if_the_source_itself_was_made_from_one(
+    connected: SparkSession,
+) -> None:
+    @sink
+    def save(rows: DataFrame) -> None:
+        made = rows.sparkSession.createDataFrame(rows.rdd.map(tuple), rows.schema)
+        made.write.format("noop").mode("append").save()
+
+    df = connected.createDataFrame([(number,) for number in range(8)], "id long")
+    summary = Frame(df, name="rdd", retry=QUICK).run(connected, lambda batch: save(batch.df))
+    assert (summary.acked, summary.replayed) == (8, 0)
+
+
 @pytest.mark.long
 def test_a_batch_goes_on_after_other_sources_were_run_to_their_end_inside_it(
     spark: SparkSession, start_server: Callable[..., Any], conf: Callable[[str, str], None]

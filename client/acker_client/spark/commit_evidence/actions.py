@@ -160,7 +160,7 @@ class ActionFinder:
         disturbed = "" if failed.failure else self._disturbed(execution)
         # Only the user knows whether a skipped write was needed.
         delivers, is_whole = bool(hands_on) and not (left_out and execution.collects), is_whole and not left_out
-        did = left_out or _did(execution, above, delivers, is_whole)
+        did = left_out or ("" if is_followed else places.unread) or _did(execution, above, delivers, is_whole)
         return Action(
             did,
             delivers,
@@ -249,7 +249,8 @@ class ActionFinder:
             _OF_SINKS.search(execution.plan) or not execution.failure or not execution.graph.has(ITERATING)
         ):
             return [], False
-        return execution.graph.paths_from_nodes("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
+        has_all = not places.cut and not places.unread and self._has_all(noted, places)
+        return execution.graph.paths_from_rdds(places), has_all
 
     def _writing_parent(self, execution: Execution, places: Places) -> Execution | None:
         """Return the command that ran this execution as a part of itself (a write over JDBC does so); None if there is

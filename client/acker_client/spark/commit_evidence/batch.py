@@ -599,7 +599,8 @@ def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence
     """Return how to recognize rows by the names of ``functions`` in a plan. ``witnesses``: observers of these rows."""
     partitions = {rdd: count for witness in witnesses for rdd, count in witness.partitions().items()}
     calls = {call: target for witness in witnesses for call, target in witness.calls.items()}
-    return Places(tuple(functions), notes, partitions, calls=calls)
+    unread = next((witness.unread for witness in witnesses if witness.unread), "")
+    return Places(tuple(functions), notes, partitions, calls=calls, unread=unread)
 
 
 def _unseen(

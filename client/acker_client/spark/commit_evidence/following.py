@@ -27,7 +27,7 @@ from acker_client.spark.commit_evidence import turns
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.witness import LOOKS, Trail, Witness, digest, frame_step, names_step, now_ms
 from acker_client.spark.driver.columns import into_python
-from acker_client.spark.driver.lineage import AGAIN, READS, new_tag
+from acker_client.spark.driver.lineage import AGAIN, PART, READS, new_tag
 from acker_client.spark.worker import reading
 from acker_client.spark.worker.chain import renamed
 
@@ -109,7 +109,9 @@ class FollowedFrame(_Followed, ClassicFrame):
         """Follow ``rdd``, which ``step`` made from this frame."""
         trail = self._trail.through(self)
         trail.witness.has_rdds = True
-        if not trail.unread:
+        if trail.unread:
+            trail.witness.unread = trail.unread
+        else:
             rdd = trail.witness.watch_rdd(rdd, notes_empty=not trail.functions)
         followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
         return followed
@@ -190,16 +192,16 @@ class FollowedFrame(_Followed, ClassicFrame):
         """Return ``df`` with functions that pass rows through. Their names mark the rows in a plan as the sink's.
 
         The checkpoint has removed the earlier marks from the plan. One function stands for the sink, and the others
-        stand for the user's functions between the sink's frame and the checkpoint.
+        stand for the user's functions between the sink's frame and the checkpoint. Another one marks rows that may be
+        only a part.
         """
         trail = self._trail.through(self)
-        if trail.unread:
-            trail.witness.has_rdds = True
-            partial: DataFrame = follow(df, trail)
-            return partial
         schema = df.schema
         df, names = into_python(df)
-        for function in (AGAIN + trail.witness.tag, *sorted(trail.functions)):
+        marks = [AGAIN + trail.witness.tag, *sorted(trail.functions)]
+        if trail.unread:
+            marks.append(PART + trail.witness.tag if trail.is_limited else "checkpoint_of_a_part")
+        for function in marks:
             df, names = _map_in_arrow(df, _passing(function, names), schema), ()
         return df
 
@@ -335,6 +337,7 @@ class _FollowedRows(_Followed):
         piped: Any = super().pipe(*args, **kwargs)  # type: ignore[misc]
         # Nothing shows whether the command ended early, or left some of its input unread.
         piped._trail = piped._trail.leaving_unread("piped them into a command, which need not have read them all")
+        piped._trail.witness.unread = piped._trail.unread
         made: RDD[Any] = piped
         return made
 

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from acker_client.spark.commit_evidence.evidence import Target
-from acker_client.spark.driver.lineage import AGAIN, READS
+from acker_client.spark.driver.lineage import AGAIN, PART, READS
 from acker_client.spark.driver.stores import Record, Stores
 from acker_client.spark.worker.notes import Note
 
@@ -27,7 +27,7 @@ Values = Mapping[str, str]
 # Nodes that end before they have read all their input, or hand on only a part of it.
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
 
-# Nodes that aggregate. A cut above one of them drops groups, not rows, unless the node has no functions (a distinct).
+# Nodes that aggregate. A cut above one of them drops groups, not rows, unless the node hands rows on.
 AGGREGATES = frozenset({
     "HashAggregate", "SortAggregate", "ObjectHashAggregate", "AggregateInPandas", "ArrowAggregatePython",
 })  # fmt: skip
@@ -43,14 +43,20 @@ _READS_ALL = AGGREGATES | {
     "BatchEvalPython", "BroadcastExchange", "BroadcastHashJoin", "BroadcastNestedLoopJoin", "BroadcastQueryStage",
     "CartesianProduct", "Coalesce", "CollectMetrics", "ColumnarToRow", "DeltaInvariantChecker", "DeltaOptimizedWriter",
     "DeserializeToObject", "Exchange", "Expand", "Filter", "FlatMapCoGroupsInArrow", "FlatMapCoGroupsInPandas",
-    "Generate", "InMemoryRelation", "InMemoryTableScan", "InputAdapter", "Project", "ResultQueryStage",
-    "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage", "ShuffledHashJoin", "Sort",
-    "SortMergeJoin", "TableCacheQueryStage", "Union", "Window", "WindowGroupLimit", "WindowInPandas",
+    "Generate", "InMemoryRelation", "InMemoryTableScan", "InputAdapter", "MergingSessions", "Project",
+    "ResultQueryStage", "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage",
+    "ShuffledHashJoin", "Sort", "SortMergeJoin", "TableCacheQueryStage", "Union", "UpdatingSessions", "Window",
+    "WindowGroupLimit", "WindowInPandas",
 }  # fmt: skip
+# An aggregate that hands rows on: a distinct has no functions, and `dropDuplicates` has only `first`. A user's own
+# `first` looks the same.
+_HANDS_ROWS_ON = re.compile(r"functions=\[(?:\]|\.\.\.|(?:partial_|merge_)?first\()")
 # Reads rows that this execution or an earlier one has cached. The second list of its text holds conditions by which it
 # leaves out parts of the cache.
 _CACHE = "InMemoryTableScan"
 _LEAVES_OUT = "], ["
+# Reads an RDD, from which a frame was made.
+_RDD = "Scan ExistingRDD"
 # AQE shows this node in place of nodes that it removed. Below it are logical nodes, which did not run either, and a
 # LogicalQueryStage above nodes that did run.
 _EMPTY = "EmptyRelation"
@@ -62,7 +68,7 @@ _OVER_WHOLE_GROUPS = re.compile(r", (202|252)$")
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
 _READ = re.compile(rf"{READS}\w+")
 _WRITES = re.compile(
-    r"^(AppendData\w*|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
+    r"^(AppendData\w*|InsertOnlyMerge|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
     r"(?!Cache)\w*AsSelect|"
     r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
 )
@@ -70,9 +76,10 @@ _WRITES = re.compile(
 _INSERTS = re.compile(r"^Execute Insert")
 # Inserts into a partition of a Hive table report metrics even when they skip. The second flag is IF NOT EXISTS.
 _MAY_SKIP = re.compile(r"^Execute InsertIntoHiveTable .*, \w+, true, \[")
-# A write by Spark's data source V2 interface, and the name of its target.
+# A write by Spark's data source V2 interface. The text of the node ends with the writer. The writer of a Python data
+# source is shown as the name of the source.
 _V2 = re.compile(
-    r"^(?:AppendData\w*|Overwrite\w*|ReplaceData|WriteDelta|WriteToDataSourceV2|(?!Execute)\w*AsSelect) ?(.*)"
+    r"^(AppendData\w*|InsertOnlyMerge|Overwrite\w*|ReplaceData|WriteDelta|WriteToDataSourceV2|(?!Execute)\w*AsSelect)\b"
 )
 
 
@@ -85,7 +92,7 @@ class Places:
     function that marks checkpointed rows. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
     partitions of each watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the
     call site that the executions within a call have. ``may_be_in_rdds``: whether the program may have made an RDD of the
-    rows, so that a plan does not show them.
+    rows, so that a plan does not show them. ``unread``: why an RDD may lack some of the rows; "" if none may.
     """
 
     functions: tuple[str, ...]
@@ -95,6 +102,7 @@ class Places:
     step: str = ""
     calls: Mapping[str, Target] = field(default_factory=dict)
     may_be_in_rdds: bool = True
+    unread: str = ""
 
     @property
     def cut(self) -> frozenset[str]:
@@ -144,8 +152,8 @@ class PlanPath:
 
 
 class Graph:
-    """A physical plan in Spark's store. ``is_python_source``: whether a table of this name is a Python data source,
-    whose writer may stop before the end of its rows."""
+    """A physical plan in Spark's store. ``is_python_source``: whether a Python data source has this name. Its writer
+    may stop before the end of its rows."""
 
     def __init__(self, graph: Record, is_python_source: Callable[[str], bool]) -> None:
         self._is_python_source = is_python_source
@@ -207,10 +215,24 @@ class Graph:
         hidden = [path for path in paths if any(self._nodes[up][0] == _EMPTY for up in path)]
         return [self._plan_path([up for up in path if self._nodes[up][0] not in _DID_NOT_RUN]) for path in hidden]
 
-    def paths_from_nodes(self, name: str) -> list[PlanPath]:
-        """Return the paths up from each node with this ``name``."""
-        found = [number for number, (node_name, _) in self._nodes.items() if node_name == name]
-        return [self._plan_path(path) for number in found for path in self._paths_up(number)]
+    def paths_from_rdds(self, places: Places) -> list[PlanPath]:
+        """Return the paths up from each scan of an RDD, which may hold the rows.
+
+        Since 4.3, Spark shows the plan behind an RDD below its scan. This plan may have scans, too: of the source,
+        below the rows, or of a table that is joined, beside the rows. The scan of the rows is not a step above these.
+        """
+        found = set(self._found(places))
+        over = {above for number in found for path in self._paths_up(number) for above in path}
+        scans = [number for number, (name, _) in self._nodes.items() if name == _RDD]
+        of_rows = over.intersection(scans)
+        paths: list[PlanPath] = []
+        for scan in scans:
+            for path in self._paths_up(scan):
+                if scan in over or of_rows.isdisjoint(path):
+                    paths.append(self._plan_path(path))
+                elif found.isdisjoint(path):
+                    paths.append(self._plan_path([up for up in path if up not in of_rows]))
+        return paths
 
     def found_none(self, places: Places, values: Values, has_read_alone: bool) -> bool:
         """Whether no rows came out of any of the places. ``values``: the values of the metrics; ``has_read_alone``:
@@ -223,6 +245,10 @@ class Graph:
         # A place shows no rows of a partition that was cached before. The tasks that cached it may have failed later.
         caches = [up for up in above if self._nodes[up][0] == _CACHE]
         if caches and (not has_read_alone or any(_LEAVES_OUT in self._nodes[cache][1] for cache in caches)):
+            return False
+        # A function above a checkpoint may stand for a step below it, which may have left rows unread.
+        is_again = any(AGAIN in self._nodes[number][1] for number in found)
+        if is_again and not all(ITERATING.isdisjoint(path) for path in paths):
             return False
         # A limit above a union may have been reached before any partition of these rows was read.
         if any("Union" in path and not CUTS.isdisjoint(path) for path in paths):
@@ -250,9 +276,8 @@ class Graph:
     def _plan_path(self, ups: Sequence[int]) -> PlanPath:
         above = [self._nodes[up] for up in ups]
         names = tuple(name for name, _ in above)
-        groups = (at for at, (name, text) in enumerate(above) if name in AGGREGATES and _groups(text))
-        groups_at = next(groups, len(above))
-        cut = next((text for name, text in above[:groups_at] if name in CUTS), "")
+        cuts = (at for at, (name, text) in enumerate(above) if name in CUTS or PART in text)
+        cut = next((above[at][1] for at in cuts if not _are_groups(above[:at])), "")
         unproven = next((text for name, text in above if not self._reads_all(name, text)), "")
         reads = frozenset(read for name, text in above if name in ITERATING for read in _READ.findall(text))
         aggregates = any(name in AGGREGATES | GROUPING for name in names)
@@ -266,8 +291,8 @@ class Graph:
             return READS in text
         if name == "ArrowAggregatePython":
             return bool(_OVER_WHOLE_GROUPS.search(text))
-        if to := _V2.match(name):
-            return not self._is_python_source(to[1])
+        if _V2.match(name):
+            return not self._is_python_source(text.removeprefix(name).rpartition(", ")[2].strip())
         return name in _READS_ALL or name in CUTS or bool(_WRITES.match(name))
 
 
@@ -288,6 +313,12 @@ def _rows(metrics: Metrics, values: Values) -> list[str]:
     return [values.get(str(metric["accumulatorId"]), "") for metric in rows]
 
 
-def _groups(aggregate: str) -> bool:
-    """Whether an aggregate computes something. A distinct does not: it hands on rows, so a cut above it drops rows."""
-    return "functions=[]" not in aggregate
+def _are_groups(nodes: Sequence[tuple[str, str]]) -> bool:
+    """Whether the output of the last of these nodes is groups, not rows."""
+    for name, text in reversed(nodes):
+        # Makes rows from groups again. Spark runs `exceptAll` and `intersectAll` in this way.
+        if name == "Generate":
+            return False
+        if name in AGGREGATES and not _HANDS_ROWS_ON.search(text):
+            return True
+    return False

@@ -81,8 +81,10 @@ class Witness:
         # The sessions of those views that no other session sees.
         self.view_sessions: dict[str, SparkSession] = {}
         self.waits = list[TurnWait]()
-        # Whether an RDD was made of the sink's rows, or a checkpoint that does not show them.
+        # Whether an RDD was made of the sink's rows.
         self.has_rdds = False
+        # Why an RDD may lack some of the sink's rows; "" if none may.
+        self.unread = ""
         self._lock = threading.Lock()
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
@@ -274,7 +276,7 @@ class Trail:
     def through(self, df: DataFrame) -> Trail:
         """Return the trail of ``df``, from the plan that Spark has made for it."""
         graph = Graph.of(df)
-        paths = graph.paths_from_nodes("Scan ExistingRDD") if self.steps else graph.paths_from(self.witness.places)
+        paths = graph.paths_from_rdds(self.witness.places) if self.steps else graph.paths_from(self.witness.places)
         if not paths:
             if _is_empty(df, _LIMITS):
                 return replace(self, is_empty=True)

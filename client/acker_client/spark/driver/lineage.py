@@ -23,6 +23,8 @@ ACK = "acker_ack_"
 READS = "acker_reads_"
 # Prefix of the function that marks checkpointed rows of a sink in a plan.
 AGAIN = "acker_again_"
+# Prefix of the function that marks checkpointed rows as a part of the sink's rows.
+PART = "acker_part_"
 # Prefix of the tag of a followed RDD's jobs. The client observes their end at the calls that begin them.
 JOB_TAG = "acker-"
 
