@@ -142,11 +142,14 @@ def _table_is_there(write: Callable[[DataFrame, str], Any]) -> Callable[[DataFra
     return run
 
 
+def _create_if_not_there(query: str, given: Callable[[DataFrame], dict[str, Any]], rows: DataFrame, _: str) -> None:
+    """Create a table from a query, with the arguments that ``given`` makes of the rows, unless the table is there."""
+    rows.sparkSession.sql(f"create table if not exists there using parquet as {query}", **given(rows))
+
+
 def _jdbc(rows: DataFrame, place: str, mode: str = "append") -> None:
     driver = {"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
-    rows.write.mode(mode).jdbc(
-        f"jdbc:derby:memory:{Path(place).parent.name};create=true", "written", properties=driver
-    )
+    rows.write.mode(mode).jdbc(f"jdbc:derby:memory:{Path(place).parent.name};create=true", "written", properties=driver)
 
 
 def _limited_beside_counts(rows: DataFrame) -> DataFrame:
@@ -954,11 +957,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     ),
     **{
         f"a write, then {name} that is there": (
-            _table_is_there(
-                lambda rows, _, query=query, given=given: rows.sparkSession.sql(
-                    f"create table if not exists there using parquet as {query}", **given(rows)
-                )
-            ),
+            _table_is_there(partial(_create_if_not_there, query, given)),
             "left its write out",
         )
         for name, query, given in [
@@ -1864,8 +1863,17 @@ def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(live: A
         ),
     ],
     ids=[
-        "show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch", "left out",
-        "statement over a view", "statement over a frame", "view's frame",
+        "show",
+        "count",
+        "limit",
+        "failed",
+        "write, failed",
+        "write, failed foreach",
+        "one batch",
+        "left out",
+        "statement over a view",
+        "statement over a frame",
+        "view's frame",
     ],
 )
 def test_an_ack_column_does_not_count_without_one(live: Any, conf: Any, body: Any, because: str) -> None:

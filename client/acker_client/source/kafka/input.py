@@ -640,7 +640,7 @@ class KafkaInput:
         self._commit(done)
         if not self._was_committed(done, self._connected.confirm(PLAN_S)):
             # The next plan tries again.
-            self._pending = done | self._pending
+            self._pending = {**done, **self._pending}
         elif isinstance(self._checkpoint, KafkaOffsets):
             begun = {at.name: Committed(each, self.mark(at.name, each)) for at, each in done.items()}
             self._checkpoint.note_begun(begun)

@@ -3,8 +3,9 @@
 When the user adds an ``ack()`` column to a tracked frame, or to a frame derived from one, the column is registered with
 the batches whose rows it acks. The frame with this column is cached if an earlier batch evaluated rows with an
 ``ack()`` column more than once. When the frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or
-through a function over batches), its rows are followed in the same way as a sink's rows (``following``). So are other frames with
-these rows, and statements over them (``others``), until the batch is released. Everything else behaves as in Spark.
+through a function over batches), its rows are followed in the same way as a sink's rows (``following``). So are other
+frames with these rows, and statements over them (``others``), until the batch is released. Everything else behaves as
+in Spark.
 
 A frame of a tracked step is planned when something first needs its plan. Spark would make about forty calls into the
 JVM for each step, and the plan of a step that the next step joins is never used.

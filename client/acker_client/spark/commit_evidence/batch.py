@@ -606,8 +606,8 @@ def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence
 def _unseen(
     witnesses: Sequence[Witness], places: Places, finder: ActionFinder, actions: Sequence[Action]
 ) -> list[Action]:
-    """Return the writes of ``witnesses`` that Spark does not show, unless one of ``actions`` has delivered the same rows
-    to the same place. Then they were left out because the rows are there."""
+    """Return the writes of ``witnesses`` that Spark does not show, unless one of ``actions`` has delivered the same
+    rows to the same place. Then they were left out because the rows are there."""
     delivered = [action.target for action in actions if action.is_delivery]
     found = finder.unseen([write for witness in witnesses for write in witness.writes], places.cut)
     return [action for action in found if action.target not in delivered]

@@ -91,8 +91,8 @@ class Places:
     a node below that node must run. ``step``: if set, a plan counts only if it also names this function, or names the
     function that marks checkpointed rows. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
     partitions of each watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the
-    call site that the executions within a call have. ``may_be_in_rdds``: whether the program may have made an RDD of the
-    rows, so that a plan does not show them. ``unread``: why an RDD may lack some of the rows; "" if none may.
+    call site that the executions within a call have. ``may_be_in_rdds``: whether the program may have made an RDD of
+    the rows, so that a plan does not show them. ``unread``: why an RDD may lack some of the rows; "" if none may.
     """
 
     functions: tuple[str, ...]

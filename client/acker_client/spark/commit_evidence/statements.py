@@ -58,6 +58,7 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
             (trail, Target.unlike(place) if where is None else trail.target(place, "sql", where, used))
             for trail, used in over
         ]
+        call = ""
         with ExitStack() as stack:
             if delivers:
                 stack.enter_context(turn(table_of(text), over[0][0].witness.waits))
@@ -73,15 +74,24 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
                         trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
                 raise
         for trail, target in targets:
-            if delivers and not is_script and (found is None or found.query is not None):
-                trail.witness.record_write(call, found and found.query, began_ms, target, trail)
-            if delivers and is_script and _HIDES.search(text):
-                doubt = Action(_MAY_HIDE, True, False, began_ms, now_ms(), "", Target.unlike(place), is_doubtful=True)
-                trail.witness.record(doubt, trail)
+            if delivers:
+                _record_returned(text, call, found, began_ms, target, trail)
             trail.witness.views.update({"".join(name).lower(): new_tag() for name in _VIEW.findall(text)})
         return made
 
     return run
+
+
+def _record_returned(
+    text: str, call: str, found: _Analysed | None, began_ms: float, target: Target, trail: Trail
+) -> None:
+    """Record that a statement that writes has returned. ``call``: its call site; "" for a script, which may hide a
+    write that failed or was left out. ``found``: None if the statement could not be analysed."""
+    if call and (found is None or found.query is not None):
+        trail.witness.record_write(call, None if found is None else found.query, began_ms, target, trail)
+    if not call and _HIDES.search(text):
+        hidden = Target.unlike(target.place)
+        trail.witness.record(Action(_MAY_HIDE, True, False, began_ms, now_ms(), "", hidden, is_doubtful=True), trail)
 
 
 @dataclass(frozen=True, slots=True)
