@@ -345,6 +345,17 @@ def test_a_new_commit_stops_a_driver_that_has_looked_for_new_partitions_since(by
     assert second.is_stopped
 
 
+def test_a_first_commit_of_acker_offsets_stops_a_driver_that_has_looked_for_new_partitions_since() -> None:
+    broker = MemoryBroker()
+    driver = Driver(broker, "0a")
+    assert driver.commits.load(PLACES[:2]) == {}
+    moved = CommitMetadata("orders", "h:1", Ranges.below(2), checkpoint="kafka", run=RunId(MOVED, "ab"))
+    broker.kept[PLACES[0]] = CommittedOffset(2, moved.to_text(4096))
+    assert driver.commits.load(PLACES)[PLACES[0]].offset == 2
+    driver.read()
+    assert driver.is_stopped
+
+
 @dataclass
 class Identified:
     """The checkpoint of a job."""
@@ -578,6 +589,24 @@ def test_after_an_outage_a_checkpoint_in_kafka_does_not_undo_what_was_committed_
     store._broker.confirm = confirm
     store.close()
     assert two.kafka.committed(two.topic, two.topic)[0] == (2, moved)
+
+
+def test_after_an_outage_a_checkpoint_in_kafka_commits_again_what_a_later_driver_has_overwritten(
+    jobs: Callable[[int], Jobs],
+) -> None:
+    two, waits = jobs(10), list[float]()
+    store = opened_store(two, waits)
+    saved = {f"{two.topic}/{number}": Committed(Ranges.below(4)) for number in range(2)}
+    store.save(saved)
+    later = CommitMetadata("orders", "h:1", Ranges.below(2), checkpoint="kafka", run=RunId(9, "0")).to_text(4096)
+    two.kafka.commit(two.topic, two.topic, [(0, 2)], later)
+    confirm, commit = store._broker.confirm, store._broker.commit
+    # The first try finds the commit of the later driver, and then no broker.
+    store._broker.commit = lambda offsets: commit(offsets) if waits else None
+    store._broker.confirm = lambda timeout_s: confirm(timeout_s) if waits else "no answer"
+    store.save(saved | {f"{two.topic}/1": Committed(Ranges.below(5))})
+    assert {at: offset for at, (offset, _) in two.kafka.committed(two.topic, two.topic).items()} == {0: 4, 1: 5}
+    store.close()
 
 
 def test_a_commit_that_a_broker_refuses_ends_a_run_with_a_checkpoint_in_kafka_at_once(
