@@ -92,10 +92,58 @@ def test_a_run_remembers_a_bounded_number_of_swallowed_failures(caplog: pytest.L
     assert len(caplog.records) == SWALLOWED_MAX + 10
 
 
-@pytest.mark.parametrize("name", ["AppendData", "AppendDataExecV1", "OverwriteByExpressionExecV1", "WriteFiles"])
-def test_appends_and_overwrites_of_either_interface_are_writes(name: str) -> None:
-    graph = {"allNodes": [{"id": 0, "name": name, "desc": f"{name} t", "metrics": []}], "edges": []}
-    assert Graph(graph, lambda _: False).writes
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AppendData", "AppendDataExecV1", "OverwriteByExpressionExecV1", "WriteFiles", "AppendData lake.db.t",
+        "InsertOnlyMerge lake.db.t",
+    ],
+)  # fmt: skip
+def test_appends_overwrites_and_merges_of_either_interface_are_writes_that_read_all(name: str) -> None:
+    (path,) = _graph(SAVED, (name, " a writer")).paths_from(Places((SAVED[1],)))
+    assert path.writes
+    assert not path.is_cut(())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("AppendData", " org.apache.spark.Strategy$$Lambda$22/0x00007ffb@15b1f0ee, stopping"),
+        ("AppendData stopping", " stopping"),
+        ("AppendData spark_catalog.default.t", " stopping"),
+        ("OverwriteByExpression spark_catalog.default.t", " stopping"),
+    ],
+)
+def test_a_python_data_source_is_found_by_its_writer_and_need_not_read_all(name: str, text: str) -> None:
+    (path,) = _graph(SAVED, (name, text), python_source="stopping").paths_from(Places((SAVED[1],)))
+    assert path.unproven == name + text
+
+
+@pytest.mark.parametrize(
+    ("functions", "is_cut"),
+    [
+        ("[]", True),
+        ("[first(n#1, false)]", True),
+        ("[partial_first(n#1, false), partial_first(sum(m)#2, false)]", True),
+        ("[... 3 more fields]", True),
+        ("[count(1)]", False),
+        ("[first(n#1, fal", True),
+        ("[first(n#1, false), ... 3 more fields]", True),
+        ("[first(n#1, false), sum(m#2)]", False),
+        ("[first(coalesce(n#1, m#2[0]), false)], output=[number#2, n#3]", True),
+        ("[partial_sum(first#1)]", False),
+        ("[pivotfirst(n#1, m#2, 1, 0, 0)]", False),
+    ],
+)
+def test_a_limit_drops_rows_above_an_aggregate_that_hands_them_on_and_groups_above_another(
+    functions: str, is_cut: bool
+) -> None:
+    aggregate, limit = ("HashAggregate", f"(keys=[number#2], functions={functions})"), ("GlobalLimit", " 3, 0")
+    places = Places((SAVED[1],))
+    (path,) = _graph(SAVED, aggregate, limit).paths_from(places)
+    (below_generate,) = _graph(SAVED, aggregate, ("Generate", " replicaterows(sum#3)"), limit).paths_from(places)
+    assert bool(path.cut) == is_cut
+    assert below_generate.cut
 
 
 def test_a_frame_that_spark_can_no_longer_plan_is_not_known_to_be_empty() -> None:
@@ -110,16 +158,16 @@ def test_a_frame_that_spark_can_no_longer_plan_is_not_known_to_be_empty() -> Non
     assert (behind_a_limit, witness._is_empty(frame, witness._LIMITS)) == (False, False)
 
 
-def _graph(*nodes: tuple[str, str]) -> Graph:
+def _graph(*nodes: tuple[str, str], python_source: str = "") -> Graph:
     """Return the graph of a plan with one leg; the lowest node comes first. The number of a node is the accumulator of
-    its number of rows."""
+    its number of rows. ``python_source``: the name of the only Python data source."""
     metric = "number of output rows"
     all_nodes = [
         {"id": at, "name": name, "desc": f"{name}{text}", "metrics": [{"name": metric, "accumulatorId": at}]}
         for at, (name, text) in enumerate(nodes)
     ]
     edges = [{"fromId": at, "toId": at + 1} for at in range(len(nodes) - 1)]
-    return Graph({"allNodes": all_nodes, "edges": edges}, lambda _: False)
+    return Graph({"allNodes": all_nodes, "edges": edges}, lambda name: name == python_source)
 
 
 SAVED = ("MapInArrow", " acker_sink_save_0123456789ab(word#1)#2, [word#3], false")

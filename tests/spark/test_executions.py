@@ -720,6 +720,14 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
     "a frame from an RDD": lambda rows, _: noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
     "a frame from an RDD of rows joined with a table of a list": lambda rows, _: noop(_frame_of_joined(rows)),
+    "a sample by an RDD, then a frame from an RDD": lambda rows, _: (
+        rows.limit(5).rdd.collect(),
+        rows.limit(3).foreach(str),
+        noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
+    ),
+    "the top of groups with a first name": lambda rows, _: noop(
+        rows.groupBy("number").agg(F.first("word"), F.sum("number").alias("sum")).orderBy("sum").limit(3)
+    ),
     "a frame from an RDD behind a function": lambda rows, _: noop(
         rows.sparkSession.createDataFrame(rows.mapInArrow(every_batch, rows.schema).rdd, rows.schema)
     ),

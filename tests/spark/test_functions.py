@@ -16,11 +16,10 @@ from acker_client.cluster.scope import BatchScope
 from acker_client.pins import Pin
 from acker_client.spark import Collector, group
 from acker_client.spark import functions as AF
-from acker_client.spark.commit_evidence.blame import is_of_the_program
 from acker_client.spark.driver.session import hand_down
 from acker_client.spark.operators.read import frame_of
 from acker_protocol.placement import Member, View, place
-from tests.spark.live_batch import ACKED, FAILED, LOST, SCHEMA, Lines, LiveBatch, texts
+from tests.spark.live_batch import ACKED, FAILED, SCHEMA, Lines, LiveBatch, texts
 
 pytestmark = pytest.mark.matrix
 
@@ -46,17 +45,6 @@ def test_a_fail_fails_the_rows_that_have_a_reason_and_acks_the_others(spark: Spa
         assert [row.number for row in rows if row.failed] == [3]
         assert live.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
         assert live.reasons[3] == "fail: bad 3"
-
-
-def test_a_reason_that_is_no_text_fails_the_job_and_no_row(spark: SparkSession, servers: str) -> None:
-    with LiveBatch(spark, servers, texts(20)) as live:
-        with pytest.raises(Exception, match=r"fail: the reason is bool; give a text") as raised:
-            live.df.select("number", AF.fail(F.col("number") == 3)).collect()
-        assert is_of_the_program(raised.value)
-        assert set(live.settle().values()) == {LOST}
-    with LiveBatch(spark, servers, texts(20)) as live:
-        live.df.select("number", AF.fail(F.lit(None))).collect()
-        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
 def test_a_fail_that_nobody_selects_fails_all_the_same(spark: SparkSession, servers: str) -> None:

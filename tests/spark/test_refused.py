@@ -10,9 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client import Verdict
-from acker_client.spark import acker_udf, branch, explode, join, operator, sink, where
-from acker_client.spark import functions as AF
-from acker_client.spark.commit_evidence.acked import AckedTwice
+from acker_client.spark import branch, explode, join, operator, sink, where
 from acker_client.spark.plan_check import plan
 from acker_client.spark.plan_check.plan import Refused
 from tests.spark.test_plan import Step, sql
@@ -267,15 +265,6 @@ def save(rows: DataFrame) -> None:
     rows.write.format("noop").mode("append").save()
 
 
-def test_a_sink_behind_ack_is_told_to_leave_it_out(live: Callable[..., Any]) -> None:
-    batch = live(["a b", "c"])
-    for made in (batch.df.select("*", AF.ack()), batch.df.select("text", AF.fail("text"))):
-        with pytest.raises(Refused, match=r"ack\(\).* Leave that column out: sinks and operators ack their rows"):
-            save(made)
-    save(batch.df)
-    assert set(batch.settle().values()) == {Verdict.ACKED}
-
-
 def test_real_pipelines_are_refused_where_they_are_written(live: Callable[..., Any]) -> None:
     batch = live(["a b", "c"])
     split = batch.df.transform(words)
@@ -296,82 +285,4 @@ def test_real_pipelines_are_refused_where_they_are_written(live: Callable[..., A
         branch(shouted.limit(1), 2)
 
     save(shouted)
-    assert set(batch.settle().values()) == {Verdict.ACKED}
-
-
-@acker_udf("int")
-def size(text: str) -> int:
-    return len(text)
-
-
-@acker_udf("string")
-def loud(text: str) -> str:
-    return text.upper()
-
-
-@acker_udf("string", emits=True)
-def told(text: str) -> str:
-    return text
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda df: save(df.withColumn("size", size("text"))),
-        lambda df: df.withColumn("size", size("text")).transform(words),
-        lambda df: branch(df.withColumn("size", size("text")), 2),
-        lambda df: df.select(size("text"), loud("text")).collect(),
-        lambda df: df.withColumn("size", size("text")).withColumn("loud", loud("text")).collect(),
-    ],
-    ids=["a sink", "an operator", "a branch", "two in a select", "one after the other"],
-)
-def test_a_second_function_that_acks_the_rows_of_a_batch_is_refused(live: Callable[..., Any], work: Any) -> None:
-    with pytest.raises(AckedTwice, match=r"another column acks the same rows, and each row is acked once"):
-        work(live(["a b", "c"]).df)
-
-
-def noop(df: DataFrame) -> None:
-    df.write.format("noop").mode("append").save()
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda df: noop(df.select(size("text"), size(F.upper("text")).alias("other"))),
-        lambda df: noop(df.withColumn("size", size("text")).withColumn("other", size(F.upper("text")))),
-        lambda df: noop(
-            df.where("number = 0")
-            .select(size("text"), F.lit(True))
-            .union(df.where("number > 0").select(F.lit(1), AF.ack()))
-        ),
-        lambda df: noop(df.select(told("text").alias("told")).select("told.*").select(size("value"))),
-        lambda df: noop(
-            df.where("number = 0")
-            .select(told("text").alias("told"))
-            .union(df.where("number > 0").select(told(F.upper("text")).alias("told")))
-            .select("told.*")
-            .select("value", AF.ack())
-        ),
-        lambda df: noop(
-            df.select("_root", AF.emit(F.array("text", "text")).alias("edges"))
-            .select("_root", F.explode("edges").alias("_edge"))
-            .select(AF.ack())
-        ),
-        lambda df: [save(copy.cache()) for copy in branch(df, 2)],
-        lambda df: [noop(df.select(AF.ack(), F.lit(turn))) for turn in range(2)],
-    ],
-    ids=[
-        "a function twice in a select",
-        "a function after itself",
-        "two functions for different rows",
-        "a record that a function emits",
-        "records of two functions",
-        "edges that a function emits",
-        "cached copies",
-        "the rows in two writes",
-    ],
-)
-def test_what_acks_each_edge_of_a_batch_once_is_not_refused(live: Callable[..., Any], work: Any) -> None:
-    batch = live(["a b", "c"])
-    work(batch.df)
     assert set(batch.settle().values()) == {Verdict.ACKED}

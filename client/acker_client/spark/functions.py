@@ -32,10 +32,6 @@ from acker_client.spark.anchoring.values import digest_rows
 from acker_client.spark.driver.session import is_tracked_here
 from acker_client.spark.driver.task_columns import send_report, settings_of_columns, task_column
 from acker_client.spark.worker.failed import RecordFailed
-from acker_client.spark.worker.returns import OperatorError
-
-# The types of a column of texts, or of nulls alone.
-_TEXTS = pa.types.is_string, pa.types.is_large_string, pa.types.is_null
 
 NOT_AFTER = (
     "{name}: rows of a plain source are acked as soon as they come here, before Spark computes the other columns of"
@@ -151,8 +147,6 @@ def _failed(batches: Iterator[Any], name: str, width: int, settings: Settings, r
     for columns in batches:
         anchors, _ = _anchors(columns, width)
         reason = columns[-width - 1]
-        if not any(is_kind(reason.type) for is_kind in _TEXTS):
-            raise OperatorError(f"{name}: the reason is {reason.type}; give a text, or null for a row that is fine")
         tally.consume(anchors, np.zeros(len(anchors.roots), np.uint64))
         is_failed = reason.is_valid()
         for row in np.flatnonzero(is_failed.to_numpy(zero_copy_only=False)).tolist():

@@ -55,8 +55,7 @@ ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}(?=\()", re.DOTALL)
 
 
 class AckedTwice(AckerError):
-    """Rows would be acked by two functions. Rows of a plain source would count as done before the second one has worked
-    on them, and rows of a batch would never be done."""
+    """Rows of a plain source would be acked by one function before another one has worked on them."""
 
     # A retry cannot help. ``blame`` reads this.
     is_of_the_program = True
@@ -64,9 +63,9 @@ class AckedTwice(AckerError):
     def __init__(self, taker: str, *, is_proved: bool = True) -> None:
         why = "another column acks the same rows" if is_proved else "nothing shows that no other column acks these rows"
         super().__init__(
-            f"{taker}: {why}, and each row is acked once. Do the work in one function, let the first one emit"
-            " (emits=True), or make copies with branch(frame, 2). Before a sink or an operator, use a udf of Spark's in"
-            " place of the column. If this one acks nothing, drop _root and _edge before it"
+            f"{taker}: {why}, which would count as done before this one has worked on them."
+            " Do the work in one function, let the first one emit (emits=True), or make copies with branch(frame, 2)."
+            " If this one acks nothing, drop _root and _edge before it"
         )
 
 
@@ -242,7 +241,7 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
         for function in functions if settings.tracking else ():
             check_servers(function, settings.servers)
         taker = f"{method.__name__} with ack()"
-        before = _rows_of_acks(df, taker, functions) if functions else None
+        before = _rows_of_acks(df, taker) if functions else None
         value = method(*args, **kwargs)
         if type(value) is GroupedData and not vars(df)["_acker_batch"].held:
             return _groups(value, vars(df)["_acker_batch"])
@@ -265,8 +264,8 @@ def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., A
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows that an ``ack()`` column takes. ``plan``: that of their frame. ``are_fresh``: they are not held, and have
-    edges that no function in the plan has acked, and that a step made."""
+    """Rows that an ``ack()`` column takes, and that are not held. ``plan``: that of their frame. ``are_fresh``: they
+    have edges that no function in the plan has acked, and that a step made."""
 
     plan: str
     are_fresh: bool
@@ -279,27 +278,16 @@ def _groups(groups: GroupedData, batch: Any) -> BodyGroups:
     return made
 
 
-def _rows_of_acks(df: BodyFrame, taker: str, functions: Sequence[str]) -> _Rows | None:
-    """Check the rows that ``ack()`` columns with these ``functions`` take, and return them; None if they are held, and
-    nothing proves that another function takes them too."""
+def _rows_of_acks(df: BodyFrame, taker: str) -> _Rows | None:
+    """Check the rows that an ``ack()`` column takes, and return them; None if they are held."""
     batch = vars(df)["_acker_batch"]
-    plan = analyzed(df)
     if batch.held:
-        names = set(map(lineage.name_of_column, (*functions, *ACKS.findall(plan))))
-        return _Rows(plan, are_fresh=False) if len(names) > 1 and _are_all_rows(df, taker) else None
+        return None
+    plan = analyzed(df)
     rows = _Rows(plan, ACK not in plan or _edges_of(df, taker).has_fresh)
     if rows.are_fresh:
         batch.check_rows(df, taker)
     return rows
-
-
-def _are_all_rows(df: BodyFrame, taker: str) -> bool:
-    """Whether a frame has each row of the steps below it once. Otherwise two functions may ack different rows."""
-    try:
-        vars(df)["_acker_batch"].inspect(df, taker)
-    except AckerError as error:
-        return isinstance(error, AckedTwice)
-    return True
 
 
 def _check_rows(df: BodyFrame, taker: str) -> None:
@@ -319,19 +307,16 @@ def _check_rows(df: BodyFrame, taker: str) -> None:
 
 
 def _refuse_acked_twice(df: DataFrame, before: str, functions: Sequence[str]) -> None:
-    """Refuse ``functions``, which ack rows, if another function in the plan of ``df`` may ack the same edges, or if
-    several rows may hold the same edge of a function. ``before``: the plan without these functions."""
+    """Refuse ``functions``, which ack rows that are not held, if another function in the plan of ``df`` may ack the
+    same edges, or if several rows may hold the same edge of a function. ``before``: the plan without these
+    functions."""
     taker = "a second column that acks"
     again = {function for function in functions if functions.count(function) > 1 or function in before}
-    identity: Callable[[str], str] = str
-    if vars(df)["_acker_batch"].held:
-        # Two functions with one name report the same about the same rows, which counts once.
-        again, identity = set(), lineage.name_of_column
-    if len(set(map(identity, functions))) == 1 and not again and ACK not in before:
+    if len(set(functions)) == 1 and not again and ACK not in before:
         return
     calls = _edges_of(df, taker).calls
     for one, other in combinations(calls, 2):
-        is_repeated = identity(one.function) != identity(other.function) or one.function in again
+        is_repeated = one.function != other.function or one.function in again
         if is_repeated and may_share_edge(one.consumed, other.consumed):
             raise AckedTwice(taker)
     if any(call.acks_copies for call in calls if call.function in functions):

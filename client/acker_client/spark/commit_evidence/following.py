@@ -109,9 +109,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         """Follow ``rdd``, which ``step`` made from this frame."""
         trail = self._trail.through(self)
         trail.witness.has_rdds = True
-        if trail.unread:
-            trail.witness.unread = trail.unread
-        else:
+        if not trail.unread:
             rdd = trail.witness.watch_rdd(rdd, notes_empty=not trail.functions)
         followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
         return followed
@@ -337,9 +335,14 @@ class _FollowedRows(_Followed):
         piped: Any = super().pipe(*args, **kwargs)  # type: ignore[misc]
         # Nothing shows whether the command ended early, or left some of its input unread.
         piped._trail = piped._trail.leaving_unread("piped them into a command, which need not have read them all")
-        piped._trail.witness.unread = piped._trail.unread
         made: RDD[Any] = piped
         return made
+
+    def _to_java_object_rdd(self) -> Any:
+        # PySpark makes a frame of this RDD.
+        if self._trail.unread:
+            self._trail.witness.unread = self._trail.unread
+        return super()._to_java_object_rdd()  # type: ignore[misc]
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
         make = super().toLocalIterator  # type: ignore[misc]

@@ -48,9 +48,9 @@ _READS_ALL = AGGREGATES | {
     "ShuffledHashJoin", "Sort", "SortMergeJoin", "TableCacheQueryStage", "Union", "UpdatingSessions", "Window",
     "WindowGroupLimit", "WindowInPandas",
 }  # fmt: skip
-# An aggregate that hands rows on: a distinct has no functions, and `dropDuplicates` has only `first`. A user's own
-# `first` looks the same.
-_HANDS_ROWS_ON = re.compile(r"functions=\[(?:\]|\.\.\.|(?:partial_|merge_)?first\()")
+# The innermost arguments in a text, and functions of an aggregate that hands rows on: a distinct has none, and
+# `dropDuplicates` has only `first`. A user's own `first` looks the same. Spark leaves functions out of long texts.
+_ARGUMENTS, _HANDING_ON = re.compile(r"\([^()]*\)"), re.compile(r"(?:partial_|merge_)?first|\.\.\. .*|")
 # Reads rows that this execution or an earlier one has cached. The second list of its text holds conditions by which it
 # leaves out parts of the cache.
 _CACHE = "InMemoryTableScan"
@@ -92,7 +92,8 @@ class Places:
     function that marks checkpointed rows. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
     partitions of each watched RDD, by (tag, number in notes). ``calls``: the targets of the client's own calls, by the
     call site that the executions within a call have. ``may_be_in_rdds``: whether the program may have made an RDD of
-    the rows, so that a plan does not show them. ``unread``: why an RDD may lack some of the rows; "" if none may.
+    the rows, so that a plan does not show them. ``unread``: why an RDD that a frame was made of may lack
+    some of the rows; "" if none may.
     """
 
     functions: tuple[str, ...]
@@ -319,6 +320,15 @@ def _are_groups(nodes: Sequence[tuple[str, str]]) -> bool:
         # Makes rows from groups again. Spark runs `exceptAll` and `intersectAll` in this way.
         if name == "Generate":
             return False
-        if name in AGGREGATES and not _HANDS_ROWS_ON.search(text):
+        if name in AGGREGATES and not _hands_rows_on(text):
             return True
     return False
+
+
+def _hands_rows_on(aggregate: str) -> bool:
+    """Whether an aggregate with this text may hand rows on, instead of computing something of them."""
+    functions, before = aggregate.partition("functions=[")[2], ""
+    while functions != before:
+        functions, before = _ARGUMENTS.sub("", functions), functions
+    names = functions.partition("]")[0].split(", ")
+    return "(" in functions or all(map(_HANDING_ON.fullmatch, names))

@@ -83,7 +83,7 @@ class Witness:
         self.waits = list[TurnWait]()
         # Whether an RDD was made of the sink's rows.
         self.has_rdds = False
-        # Why an RDD may lack some of the sink's rows; "" if none may.
+        # Why an RDD that a frame was made of may lack some of the sink's rows; "" if none may.
         self.unread = ""
         self._lock = threading.Lock()
         self._inside = threading.local()

@@ -120,7 +120,7 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
     partitioning = tuple(walk.partitioning)
     upstream = Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving, partitioning=partitioning)
     # A step's own frame has no ack() column above the step.
-    if acked.step_of(df) is None and ACK in analyzed(df):
+    if acked.step_of(df) is None and _is_acked_at_once(upstream) and ACK in analyzed(df):
         acked.refuse_acked_edges(df, consumer)
     return upstream
 
@@ -168,6 +168,11 @@ def refuse_other_frames(df: object, consumer: str) -> None:
         raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
     if compat.is_connect(df):
         raise refusals.connect_frame(consumer)
+
+
+def _is_acked_at_once(upstream: Upstream) -> bool:
+    """Whether an ack of these rows counts as soon as its task has ended, because their batch is not held."""
+    return not all(getattr(batch, "held", True) for batch in upstream.batches)
 
 
 def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
@@ -313,12 +318,10 @@ class _Walk:
             if _is_tracked(plan) or (name == "Join" and _is_stock_join(plan)):
                 break
             if name in REFUSALS:
-                return self._refusal(name, plan)
+                return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
         return refusals.lost_columns(self._consumer)
 
     def _refusal(self, name: str, plan: Plan) -> Refused:
-        if name == "Generate" and ACK in str(plan.generator().toString()):
-            return refusals.acked_before(self._consumer)
         if name in REFUSALS:
             return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
         if not plan.children().size():

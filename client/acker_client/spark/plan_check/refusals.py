@@ -124,14 +124,6 @@ def known_node(consumer: str, node_name: str, refusal: Refusal) -> Refused:
     )
 
 
-def acked_before(consumer: str) -> Refused:
-    return _refused(
-        consumer,
-        "ack(), fail() or emit() of acker_client.spark.functions stands between it and the step before, and each row is"
-        " acked once. Leave that column out: sinks and operators ack their rows themselves.",
-    )
-
-
 def settled_batch(consumer: str) -> Refused:
     return _refused(
         consumer,
