@@ -722,7 +722,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "a frame from an RDD of rows joined with a table of a list": lambda rows, _: noop(_frame_of_joined(rows)),
     "a sample by an RDD, then a frame from an RDD": lambda rows, _: (
         rows.limit(5).rdd.collect(),
-        rows.limit(3).foreach(str),
+        rows.limit(3).foreach(lambda row: None),
         noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
     ),
     "the top of groups with a first name": lambda rows, _: noop(
