@@ -56,7 +56,7 @@ def write_parquet(
         raise ValueError(f"part={part!r}: give letters, digits, _ and .")
     name = f"batch={batch.id}{part and '-'}{part}"
     place, draft = f"{fspath(folder)}/{name}", f"{fspath(folder)}/{_WRITING}/{name}"
-    # Only another thread of this batch may write to this place, and so its wait is no wait for another batch.
+    # Only threads of this batch write to this place, so this is no wait for another batch.
     with turns.turn(turns.folder(place), []):
         _write(rows, place, draft, batch, partition_by)
 

@@ -391,7 +391,7 @@ def _witness(df: DataFrame, plan: str) -> Witness:
     node = lineage.register("acks", "ack", *batches)
     note_store.keep_notes(node.tag)
     marks = [ACK] if ACK in plan else [each.function for each in acked if each.consumer is None]
-    # Other batches may have columns with the same function, and views at the same time.
+    # Other batches may use the same ack() column, and have views at the same time: the step tells their rows apart.
     step = acked[-1].function if acked else ""
     witness = Witness(node.tag, (*marks, AGAIN + node.tag), note_store.note_writer, step)
     for batch in batches:

@@ -220,7 +220,7 @@ class Graph:
         """Return the paths up from each scan of an RDD, which may hold the rows.
 
         Since 4.3, Spark shows the plan behind an RDD below its scan. This plan may have scans, too: of the source,
-        below the rows, or of a table that is joined, beside the rows. The scan of the rows is not a step above these.
+        below the rows, or of a table that is joined, beside the rows. Their paths leave out the scan of the rows.
         """
         found = set(self._found(places))
         over = {above for number in found for path in self._paths_up(number) for above in path}

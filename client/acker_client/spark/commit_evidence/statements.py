@@ -64,7 +64,7 @@ def watching(spark: SparkSession, sql: Callable[..., Any], trails: Callable[[], 
                 stack.enter_context(turn(table_of(text), over[0][0].witness.waits))
             if delivers and not is_script:
                 # A statement has one call site, so it can lead to the first sink only. For the other sinks, the plan
-                # shows their rows. A script has several targets.
+                # shows their rows. A script has several targets, so it gets no call site.
                 call = stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
             try:
                 made = sql(*args, **kwargs)

@@ -186,9 +186,9 @@ def pandas_operator(
     order of the positions is refused. After ``reset_index`` the order cannot be checked.
 
     Edges depend on the output's values, so two runs with different output get different edges. ``deterministic=True``
-    promises that every evaluation gives the same output, also that of another job. A function cannot promise this if
-    its input may differ, as ``row_number`` over ties does. Values are then not hashed if Spark itself checks re-run
-    tasks. The other arguments are those of :func:`operator`.
+    promises that every evaluation gives the same output, also that of another job. Do not promise it if Spark may
+    compute other input the next time, as ``row_number`` over ties. Values are then not hashed if Spark itself checks
+    re-run tasks. The other arguments are those of :func:`operator`.
     """
     declaration = declared("pandas", schema, keep, name, on_error, deterministic, anchors)
     return lambda function: Operator(function, declaration, "pandas")
